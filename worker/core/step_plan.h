@@ -1,0 +1,42 @@
+// What one engine step computes and what comes out of it: the contract between the scheduler and a
+// ModelRunner. Pure data; spans point into memory that the scheduler keeps unchanged until the
+// step's result was taken.
+#ifndef PALIMPSEST_WORKER_CORE_STEP_PLAN_H_
+#define PALIMPSEST_WORKER_CORE_STEP_PLAN_H_
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "absl/types/span.h"
+#include "common/ids.h"
+#include "worker/core/sampling.h"
+
+namespace palimpsest {
+
+// Consecutive tokens of one sequence: a chunk of its prompt (prefill) or its last token (decode).
+struct SequenceChunk {
+  // New tokens, in order; never empty. Their KV is written by this step.
+  absl::Span<const TokenId> tokens;
+  // Position of tokens[0], which is the number of tokens whose KV exists already.
+  int32_t first_position = 0;
+  // Blocks of positions 0 .. first_position + tokens.size() - 1, in order. Blocks that have left the
+  // model's sliding window may be the null block (BlockId 0).
+  absl::Span<const BlockId> block_table;
+  // Absent for a prompt chunk that is not the last one. Otherwise the token after tokens.back() is
+  // sampled from that token's logits.
+  const SamplingRequest* sampling = nullptr;
+};
+
+struct StepPlan {
+  std::vector<SequenceChunk> chunks;
+};
+
+// One entry per chunk of the plan, in order; empty where the chunk sampled nothing.
+struct StepResult {
+  std::vector<std::optional<SampledToken>> sampled;
+};
+
+}  // namespace palimpsest
+
+#endif  // PALIMPSEST_WORKER_CORE_STEP_PLAN_H_

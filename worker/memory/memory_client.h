@@ -1,0 +1,126 @@
+// The worker's side of its session with the memory broker: which slabs are mapped where, which come
+// and which must go. The engine talks to this interface; GrpcMemoryClient is the real one.
+//
+// Threads: every method may be called from the engine thread; gate() from the runner's threads.
+// Nothing here blocks the engine, except AwaitStage by contract. Events are collected by background
+// threads and taken by the engine at step boundaries.
+//
+// Life: the client reconnects by itself (exponential back-off with jitter) when the broker restarts
+// and returns what it holds; mapped memory stays usable meanwhile.
+#ifndef PALIMPSEST_WORKER_MEMORY_MEMORY_CLIENT_H_
+#define PALIMPSEST_WORKER_MEMORY_MEMORY_CLIENT_H_
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "common/bytes.h"
+#include "common/ids.h"
+#include "worker/core/model_runner.h"
+
+namespace palimpsest {
+
+// KV slabs that were mapped at these places of the KV region and may be used from now on.
+struct KvMapped {
+  std::vector<RegionIndex> indexes;
+};
+
+// The broker wants `slabs` KV slabs back. Answer with FinishKvRevoke after no submitted work uses
+// the chosen ones.
+struct KvRevoked {
+  RevokeId id;
+  int32_t slabs = 0;
+  absl::Time deadline;
+};
+
+// The broker wants these parameter slabs back. The gate has closed for their stages already. Answer
+// with FinishParameterRevoke once no submitted work reads them.
+struct ParametersRevoked {
+  RevokeId id;
+  std::vector<RegionIndex> indexes;
+  absl::Time deadline;
+};
+
+// Every stage is restored, or on its way so that AwaitStage will let a step through.
+struct ParametersComing {};
+
+// The activation found no memory before its deadline; requests that wait for it should fail with
+// UNAVAILABLE and this retry hint.
+struct ActivationRefused {
+  std::string message;
+  absl::Duration retry_after;
+};
+
+// The broker has nothing to give towards the KV target now.
+struct KvPressureSeen {
+  int32_t target_slabs = 0;
+};
+
+struct BrokerConnected {
+  bool reattached = false;
+};
+struct BrokerLost {
+  std::string reason;
+};
+
+using MemoryEvent = std::variant<KvMapped, KvRevoked, ParametersRevoked, ParametersComing,
+                                 ActivationRefused, KvPressureSeen, BrokerConnected, BrokerLost>;
+
+enum class ActivationReason { kRequest, kEager };
+
+// See Report in broker.proto.
+struct WorkerLoad {
+  bool active = false;
+  int32_t running_sequences = 0;
+  int32_t waiting_sequences = 0;
+  int32_t kv_slabs_used = 0;
+  int32_t kv_slabs_cached = 0;
+  int32_t kv_slabs_free = 0;
+
+  friend bool operator==(const WorkerLoad&, const WorkerLoad&) = default;
+};
+
+class MemoryClient {
+ public:
+  virtual ~MemoryClient() = default;
+
+  // What happened since the last call, in order.
+  virtual std::vector<MemoryEvent> TakeEvents() = 0;
+
+  // `wake` is called from a background thread whenever TakeEvents would return something new. It
+  // must not call back into the client.
+  virtual void SetWakeup(std::function<void()> wake) = 0;
+
+  // Whether every parameter slab is mapped or promised: a step may be submitted and will wait at the
+  // gate for no longer than a restore takes.
+  virtual bool ParametersAvailable() const = 0;
+
+  // Asks for missing parameter slabs; no-op while they are complete or an equal request is pending.
+  virtual void RequestActivation(ActivationReason reason) = 0;
+
+  // States the number of KV slabs wanted in all (SetKvTarget in broker.proto).
+  virtual void SetKvTarget(int32_t target_slabs, int32_t needed_slabs) = 0;
+
+  // Unmaps and answers a revoke. KV: `indexes` are the places given up, as many as asked unless the
+  // worker holds fewer.
+  virtual void FinishKvRevoke(RevokeId id, absl::Span<const RegionIndex> indexes) = 0;
+  virtual void FinishParameterRevoke(RevokeId id) = 0;
+
+  // Unmaps KV slabs and gives them back unasked.
+  virtual void ReleaseKv(absl::Span<const RegionIndex> indexes) = 0;
+
+  // Rate-limited and deduplicated inside.
+  virtual void SendReport(const WorkerLoad& load) = 0;
+
+  virtual ParameterGate& gate() = 0;
+
+  // Unmaps everything and ends the session; the last call.
+  virtual void Detach() = 0;
+};
+
+}  // namespace palimpsest
+
+#endif  // PALIMPSEST_WORKER_MEMORY_MEMORY_CLIENT_H_

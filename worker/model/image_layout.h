@@ -1,0 +1,71 @@
+// Where each tensor lies in a model's parameter image. A pure function of the model's config and
+// the slab size, so that packer, broker and worker agree without exchanging it.
+//
+// Stages (in execution order): "embed", "layer.0" .. "layer.N-1", "head". Each stage starts on a
+// slab boundary and fills whole slabs, so that a stage can be taken away and restored on its own.
+// With tied word embeddings the head's matrix is the embedding matrix and stage "head" holds only
+// the final norm. Within a stage tensors are aligned to 64 bytes.
+#ifndef PALIMPSEST_WORKER_MODEL_IMAGE_LAYOUT_H_
+#define PALIMPSEST_WORKER_MODEL_IMAGE_LAYOUT_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "common/bytes.h"
+#include "worker/model/model_config.h"
+
+namespace palimpsest {
+
+// A weight matrix of `rows` outputs by `cols` inputs (row-major in the source), stored in the packed
+// order of worker/compute/cpu/packing.h.
+struct MatrixPlacement {
+  Bytes offset;  // from the start of the image
+  int32_t rows = 0;
+  int32_t cols = 0;
+};
+
+// `size` floats (norm weights, biases), stored as float32 in order.
+struct VectorPlacement {
+  Bytes offset;
+  int32_t size = 0;  // 0: the model has no such tensor
+};
+
+struct LayerPlacement {
+  VectorPlacement attention_norm;  // input_layernorm
+  MatrixPlacement qkv;             // q, k, v rows one after another: (h + 2 h_kv) * d outputs
+  VectorPlacement qkv_bias;
+  MatrixPlacement o;
+  VectorPlacement o_bias;
+  VectorPlacement mlp_norm;  // post_attention_layernorm
+  MatrixPlacement gate_up;   // gate rows, then up rows: 2 * intermediate outputs
+  VectorPlacement gate_up_bias;
+  MatrixPlacement down;
+  VectorPlacement down_bias;
+};
+
+struct StagePlacement {
+  std::string name;
+  int32_t first_slab = 0;
+  int32_t slab_count = 0;
+};
+
+struct ImageLayout {
+  Bytes slab_bytes;
+  MatrixPlacement embed;  // vocab_size rows
+  std::vector<LayerPlacement> layers;
+  VectorPlacement final_norm;
+  MatrixPlacement lm_head;  // equal to `embed` when tied
+  std::vector<StagePlacement> stages;
+  Bytes total;  // a multiple of slab_bytes
+
+  int32_t slabs() const { return static_cast<int32_t>(total / slab_bytes); }
+};
+
+// Requires slab_bytes to be a positive multiple of 4096.
+absl::StatusOr<ImageLayout> LayOutImage(const ModelConfig& config, Bytes slab_bytes);
+
+}  // namespace palimpsest
+
+#endif  // PALIMPSEST_WORKER_MODEL_IMAGE_LAYOUT_H_
