@@ -42,8 +42,8 @@ class ModelRunner {
   // Starts a step. Fails only on a plan that breaks step_plan.h's contract.
   virtual absl::Status Submit(const StepPlan& plan) = 0;
 
-  // Blocks until the submitted step is done. On error no token of the step counts, and KV written by
-  // it must be written again before it is read.
+  // Blocks until the submitted step is done. On error no token of the step counts, and KV written
+  // by it must be written again before it is read.
   virtual absl::StatusOr<StepResult> Wait() = 0;
 };
 

@@ -45,11 +45,19 @@ struct SampledToken {
   std::vector<std::pair<TokenId, float>> top;
 };
 
-// Samples from `logits` (one float per token of the vocabulary). Order: repetition penalty,
-// temperature, top-k, top-p, min-p. temperature == 0 takes the largest logit, the smallest id among
-// equals. `scratch` is reused between calls to avoid allocation.
+// Memory that Sample reuses between calls; one for each thread that samples.
+struct SamplingScratch {
+  std::vector<float> values;
+  std::vector<float> weights;
+  std::vector<std::pair<float, TokenId>> candidates;
+};
+
+// Samples from `logits` (one float per token of the vocabulary, at least one; NaN counts as minus
+// infinity). Order: repetition penalty, temperature, top-k, top-p, min-p. temperature == 0 takes
+// the largest logit, the smallest id among equals. Every token of `request.history` must be within
+// the vocabulary.
 SampledToken Sample(absl::Span<const float> logits, const SamplingRequest& request,
-                    std::vector<std::pair<float, TokenId>>& scratch);
+                    SamplingScratch& scratch);
 
 }  // namespace palimpsest
 

@@ -20,8 +20,8 @@ struct SequenceChunk {
   absl::Span<const TokenId> tokens;
   // Position of tokens[0], which is the number of tokens whose KV exists already.
   int32_t first_position = 0;
-  // Blocks of positions 0 .. first_position + tokens.size() - 1, in order. Blocks that have left the
-  // model's sliding window may be the null block (BlockId 0).
+  // Blocks of positions 0 .. first_position + tokens.size() - 1, in order. Blocks that have left
+  // the model's sliding window may be the null block (BlockId 0).
   absl::Span<const BlockId> block_table;
   // Absent for a prompt chunk that is not the last one. Otherwise the token after tokens.back() is
   // sampled from that token's logits.
