@@ -1,0 +1,337 @@
+#!/usr/bin/env python3
+"""Runs a one-machine Palimpsest cluster and shows memory moving between two tenants.
+
+Starts the broker, a worker for each of the tenants alpha and beta, and the router as separate
+processes from the YAML files under deploy/local. Asks both tenants questions, puts beta under KV
+pressure so that alpha's parameter slabs are revoked and granted to beta, then asks alpha again so
+that they come back. Exits 0 only if every token equals that of an unpressured run.
+
+Run it through tools/quickstart, which installs and builds first.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import pathlib
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+CACHE = pathlib.Path(os.environ.get("PALIMPSEST_CACHE", pathlib.Path.home() / ".cache/palimpsest"))
+MODEL = "SmolLM2-135M-Instruct"
+TENANTS = ("alpha", "beta")
+QUESTIONS = {
+    "alpha": ["What is the capital of France?", "Write one sentence about the sea."],
+    "beta": ["List three prime numbers.", "Explain in two sentences why the sky is blue."],
+}
+TOPICS = ["a lighthouse", "a market", "a train journey", "an old library", "a storm", "a garden",
+          "a mountain path", "a busy kitchen", "a quiet harbour", "a school play", "a long winter",
+          "a small island"]
+PRESSURE_TOKENS = 224
+START_TIMEOUT_S = 60
+STOP_TIMEOUT_S = 30
+
+BOLD, DIM, GREEN, RED, RESET = (
+    ("\033[1m", "\033[2m", "\033[32m", "\033[31m", "\033[0m") if sys.stdout.isatty() else ("",) * 5)
+
+
+def heading(text):
+    print(f"\n{BOLD}{text}{RESET}", flush=True)
+
+
+def fail(message):
+    raise SystemExit(f"{RED}quickstart: {message}{RESET}")
+
+
+class Cluster:
+    """The processes of one node, in a private folder that holds sockets, secrets and logs."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.processes = []
+        self.binaries = ROOT / "bazel-bin"
+
+    def prepare(self):
+        model = CACHE / "models" / MODEL
+        if not (model / "config.json").exists():
+            fail(f"there is no model at {model}; run tools/setup")
+        if self.running_broker():
+            fail(f"a node is already running in {self.folder}; stop it first")
+        shutil.rmtree(self.folder, ignore_errors=True)
+        (self.folder / "secrets").mkdir(parents=True, mode=0o700)
+        (self.folder / "models").symlink_to(CACHE / "models")
+        tokens = {}
+        for tenant in TENANTS:
+            self.secret(f"secrets/{tenant}", secrets.token_hex(32))
+            tokens[tenant] = secrets.token_hex(24)
+            self.secret(f"secrets/{tenant}.token", tokens[tenant])
+        self.secret("secrets/router", secrets.token_hex(32))
+        self.secret("secrets/tenants", "".join(f"{t} {tokens[t]}\n" for t in TENANTS))
+        node = (ROOT / "deploy/local/node.yaml").read_text()
+        (self.folder / "node.yaml").write_text(node)
+
+    def secret(self, name, text):
+        path = self.folder / name
+        path.touch(mode=0o600)
+        path.write_text(text)
+
+    def running_broker(self):
+        pid_file = self.folder / "quickstart.pid"
+        if not pid_file.exists():
+            return False
+        with contextlib.suppress(ValueError, ProcessLookupError, PermissionError):
+            os.kill(int(pid_file.read_text()), 0)
+            return True
+        return False
+
+    def start(self, name, binary, config):
+        log = open(self.folder / f"{name}.log", "wb")
+        command = [str(self.binaries / binary), "--config", str(ROOT / "deploy/local" / config)]
+        process = subprocess.Popen(command, cwd=self.folder, stdin=subprocess.DEVNULL, stdout=log,
+                                   stderr=subprocess.STDOUT, start_new_session=True)
+        self.processes.append((name, process))
+        print(f"  started {name} (pid {process.pid})", flush=True)
+
+    def palctl(self, *args, **kwargs):
+        command = [str(self.binaries / "tools/palctl/palctl"), "--node", "node.yaml", *args]
+        return subprocess.Popen(command, cwd=self.folder, stdout=subprocess.PIPE,
+                                stderr=subprocess.PIPE, text=True, **kwargs)
+
+    def status(self):
+        """The broker's status as palctl prints it, or None while it does not answer."""
+        process = self.palctl("status", "--json")
+        out, self.last_error = process.communicate()
+        return json.loads(out) if process.returncode == 0 else None
+
+    def check_alive(self):
+        for name, process in self.processes:
+            if process.poll() is not None:
+                log = (self.folder / f"{name}.log").read_text(errors="replace").splitlines()
+                fail(f"{name} exited with {process.returncode}; its last lines:\n  " +
+                     "\n  ".join(log[-15:]))
+
+    def wait_for(self, what, condition):
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while not condition():
+            self.check_alive()
+            if time.monotonic() > deadline:
+                fail(f"{what} did not happen within {START_TIMEOUT_S} s; logs are in {self.folder}\n"
+                     f"{getattr(self, 'last_error', '')}")
+            time.sleep(0.05)
+
+    def ready(self):
+        status = self.status()
+        if not status:
+            return False
+        attached = {t["tenant"] for t in status["tenants"] if t["attached"]}
+        healthy = {t["tenant"] for t in status.get("router", [])
+                   if any(w["healthy"] for w in t["workers"])}
+        return attached == healthy == set(TENANTS)
+
+    def stop(self):
+        """Ends every process in reverse order of start; returns the names that did not end clean."""
+        dirty = []
+        for name, process in reversed(self.processes):
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(STOP_TIMEOUT_S)
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+            if process.returncode != 0:
+                dirty.append(f"{name} (exit {process.returncode})")
+        self.processes = []
+        return dirty
+
+
+def print_slabs(status, title):
+    print(f"  {DIM}{title:<34}{'parameter':>10} {'of image':>9} {'kv':>6}{RESET}")
+    for tenant in status["tenants"]:
+        print(f"    {tenant['tenant']:<32}{tenant['parameter_slabs']:>10} "
+              f"{tenant['image_slabs']:>9} {tenant['kv_slabs']:>6}")
+    print(f"    {'(free)':<32}{status['free_slabs']:>10}   of {status['pool_slabs']} slabs", flush=True)
+
+
+def stage(status, name):
+    return {"name": name,
+            "slabs": {t["tenant"]: {"parameter": t["parameter_slabs"], "kv": t["kv_slabs"]}
+                      for t in status["tenants"]}}
+
+
+def ask(cluster, tenant, prompt):
+    """Streams one answer to the terminal; returns palctl's record of it."""
+    print(f"  {tenant}: {DIM}{prompt}{RESET}\n    ", end="", flush=True)
+    process = cluster.palctl("generate", "--tenant", tenant, "--chat", "--temperature", "0",
+                             "--max-tokens", "64", "--stream", "--json", prompt)
+    record = None
+    for line in process.stdout:
+        event = json.loads(line)
+        if "delta" in event:
+            print(event["delta"], end="", flush=True)
+        else:
+            record = event
+    _, error = process.communicate()
+    if process.returncode != 0 or record is None:
+        fail(f"{tenant} gave no answer: {error.strip()}")
+    print(f"\n    {DIM}first token after {record['ttft_seconds'] * 1e3:.0f} ms, "
+          f"{len(record['token_ids'])} tokens{RESET}", flush=True)
+    return {key: record[key] for key in ("tenant", "prompt", "text", "token_ids")}
+
+
+def generate_many(cluster, tenant, prompts_file, concurrency):
+    """Answers to every prompt of the file, in the file's order; runs in the caller's thread."""
+    process = cluster.palctl("generate", "--tenant", tenant, "--chat", "--temperature", "0",
+                             "--max-tokens", str(PRESSURE_TOKENS), "--concurrency", str(concurrency),
+                             "--prompts-file", str(prompts_file), "--json")
+    out, error = process.communicate()
+    if process.returncode != 0:
+        fail(f"{tenant} did not finish its load: {error.strip()}")
+    records = [json.loads(line) for line in out.splitlines() if line]
+    order = {prompt: i for i, prompt in enumerate(prompts_file.read_text().splitlines())}
+    return sorted(({key: r[key] for key in ("tenant", "prompt", "text", "token_ids")}
+                   for r in records), key=lambda r: order[r["prompt"]])
+
+
+def apply_pressure(cluster, prompts_file, count):
+    """Runs all prompts at once; returns the answers and the status with the most KV slabs at beta."""
+    answers = []
+    thread = threading.Thread(
+        target=lambda: answers.extend(generate_many(cluster, "beta", prompts_file, count)))
+    thread.start()
+    peak = None
+    last = None
+    while thread.is_alive():
+        cluster.check_alive()
+        status = cluster.status()
+        if status:
+            slabs = stage(status, "")["slabs"]
+            if slabs != last:
+                print(f"  alpha: {slabs['alpha']['parameter']:>4} parameter {slabs['alpha']['kv']:>4} kv"
+                      f"    beta: {slabs['beta']['parameter']:>4} parameter {slabs['beta']['kv']:>4} kv"
+                      f"    free: {status['free_slabs']:>4}", flush=True)
+                last = slabs
+            if peak is None or slabs["beta"]["kv"] >= stage(peak, "")["slabs"]["beta"]["kv"]:
+                peak = status
+        thread.join(0.1)
+    if len(answers) != count:
+        fail("beta did not answer every prompt of its load")
+    return answers, peak
+
+
+def compare(name, expected, got):
+    wrong = [e["prompt"] for e, g in zip(expected, got, strict=True) if e["token_ids"] != g["token_ids"]]
+    if wrong:
+        print(f"  {RED}{name}: {len(wrong)} of {len(expected)} answers differ: {wrong[0]!r}{RESET}")
+    else:
+        print(f"  {GREEN}{name}: all {len(expected)} answers have the same tokens{RESET}", flush=True)
+    return not wrong
+
+
+def demonstrate(cluster):
+    result = {"ok": False, "answers": [], "stages": [], "transfers": []}
+    prompts = [f"Write a short story about {topic}." for topic in TOPICS]
+    prompts_file = cluster.folder / "prompts.txt"
+    prompts_file.write_text("\n".join(prompts) + "\n")
+
+    heading("Questions to both tenants, no pressure")
+    calm = {t: [ask(cluster, t, q) for q in QUESTIONS[t]] for t in TENANTS}
+    print(f"  beta: {len(prompts)} stories, two at a time ...", flush=True)
+    calm_stories = generate_many(cluster, "beta", prompts_file, 2)
+    before = cluster.status()
+    print_slabs(before, "slabs before the pressure")
+
+    heading(f"beta under KV pressure: {len(prompts)} stories at once")
+    stories, peak = apply_pressure(cluster, prompts_file, len(prompts))
+    print_slabs(peak, "slabs at the height of the pressure")
+
+    heading("alpha again: its parameters come back layer by layer, the prompt follows behind them")
+    again = [ask(cluster, "alpha", q) for q in QUESTIONS["alpha"]]
+    after = cluster.status()
+    print_slabs(after, "slabs afterwards")
+
+    heading("Movements")
+    for t in after["transfers"]:
+        result["transfers"].append({k: t[k] for k in ("kind", "slabs", "seconds", "tenant", "role", "reason")})
+    for kind in ("revoke", "scrub", "grant", "restore"):
+        rows = [t for t in result["transfers"] if t["kind"] == kind]
+        slabs, seconds = sum(t["slabs"] for t in rows), sum(t["seconds"] for t in rows)
+        if rows:
+            print(f"  {kind:<8}{len(rows):>4} times {slabs:>6} slabs {seconds * 1e3:>9.1f} ms in all")
+
+    heading("Tokens against the unpressured run")
+    same = compare("alpha", calm["alpha"], again) & compare("beta", calm_stories, stories)
+    moved = (stage(peak, "")["slabs"]["alpha"]["parameter"] < stage(before, "")["slabs"]["alpha"]["parameter"]
+             and stage(after, "")["slabs"]["alpha"]["parameter"] == before["tenants"][0]["image_slabs"])
+    if not moved:
+        print(f"  {RED}alpha's parameters were not taken and brought back: nothing was shown{RESET}")
+    result["answers"] = calm["alpha"] + calm["beta"] + stories + again
+    result["stages"] = [stage(before, "before"), stage(peak, "during"), stage(after, "after")]
+    result["ok"] = same and moved
+    return result
+
+
+def serve(cluster):
+    palctl = f"{cluster.binaries}/tools/palctl/palctl --node {cluster.folder}/node.yaml"
+    heading("The node is running; Ctrl-C stops it")
+    print(f"""  {palctl} generate --tenant alpha --chat "What is the capital of France?"
+  {palctl} status
+  {palctl} top
+  metrics: http://127.0.0.1:9101/metrics (broker), 9102 (alpha), 9103 (beta), 9104 (router)
+  gRPC:    palimpsest.v1.Router on 127.0.0.1:9100 (reflection is on), bearer tokens in
+           {cluster.folder}/secrets/tenants
+  logs:    {cluster.folder}/*.log""", flush=True)
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    signal.signal(signal.SIGINT, lambda *_: stop.set())
+    while not stop.wait(0.5):
+        cluster.check_alive()
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--serve", action="store_true", help="leave the node running until Ctrl-C")
+    parser.add_argument("--json", metavar="FILE", help="write what happened to FILE")
+    parser.add_argument("--dir", metavar="DIR", default=str(CACHE / "local"),
+                        help="folder for sockets, secrets and logs (default: %(default)s)")
+    args = parser.parse_args()
+
+    cluster = Cluster(pathlib.Path(args.dir).resolve())
+    cluster.prepare()
+    (cluster.folder / "quickstart.pid").write_text(str(os.getpid()))
+    ok = False
+    try:
+        heading("Starting one node")
+        cluster.start("broker", "broker/server/palimpsest-broker", "broker.yaml")
+        cluster.wait_for("the broker's answer", cluster.status)
+        for tenant in TENANTS:
+            cluster.start(tenant, "worker/server/palimpsest-worker", f"{tenant}.yaml")
+        cluster.start("router", "router/server/palimpsest-router", "router.yaml")
+        cluster.wait_for("both workers' readiness", cluster.ready)
+        result = demonstrate(cluster)
+        ok = result["ok"]
+        if args.json:
+            pathlib.Path(args.json).write_text(json.dumps(result, indent=1) + "\n")
+        if args.serve:
+            serve(cluster)
+    except KeyboardInterrupt:
+        print("\ninterrupted", flush=True)
+    finally:
+        heading("Stopping")
+        dirty = cluster.stop()
+        (cluster.folder / "quickstart.pid").unlink(missing_ok=True)
+        if dirty:
+            print(f"  {RED}did not end clean: {', '.join(dirty)}; logs are in {cluster.folder}{RESET}")
+        else:
+            print("  every process ended clean", flush=True)
+    return 0 if ok and not dirty else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
