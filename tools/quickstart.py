@@ -14,9 +14,11 @@ import contextlib
 import json
 import os
 import pathlib
+import re
 import secrets
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -52,8 +54,10 @@ def fail(message):
 class Cluster:
     """The processes of one node, in a private folder that holds sockets, secrets and logs."""
 
-    def __init__(self, folder):
+    def __init__(self, folder, free_ports):
         self.folder = folder
+        self.free_ports = free_ports
+        self.configs = ROOT / "deploy/local"
         self.processes = []
         self.binaries = ROOT / "bazel-bin"
 
@@ -73,8 +77,24 @@ class Cluster:
             self.secret(f"secrets/{tenant}.token", tokens[tenant])
         self.secret("secrets/router", secrets.token_hex(32))
         self.secret("secrets/tenants", "".join(f"{t} {tokens[t]}\n" for t in TENANTS))
-        node = (ROOT / "deploy/local/node.yaml").read_text()
-        (self.folder / "node.yaml").write_text(node)
+        if self.free_ports:
+            self.configs = self.folder
+            self.copy_configs_with_free_ports()
+        else:
+            shutil.copy(self.configs / "node.yaml", self.folder)
+
+    def copy_configs_with_free_ports(self):
+        ports = {}
+        listeners = []
+        for config in (ROOT / "deploy/local").glob("*.yaml"):
+            text = config.read_text()
+            for port in set(re.findall(r"127\.0\.0\.1:(\d+)", text)) - ports.keys():
+                listeners.append(socket.create_server(("127.0.0.1", 0)))
+                ports[port] = str(listeners[-1].getsockname()[1])
+            text = re.sub(r"127\.0\.0\.1:(\d+)", lambda m: f"127.0.0.1:{ports[m[1]]}", text)
+            (self.folder / config.name).write_text(text)
+        for listener in listeners:
+            listener.close()
 
     def secret(self, name, text):
         path = self.folder / name
@@ -92,7 +112,7 @@ class Cluster:
 
     def start(self, name, binary, config):
         log = open(self.folder / f"{name}.log", "wb")
-        command = [str(self.binaries / binary), "--config", str(ROOT / "deploy/local" / config)]
+        command = [str(self.binaries / binary), "--config", str(self.configs / config)]
         process = subprocess.Popen(command, cwd=self.folder, stdin=subprocess.DEVNULL, stdout=log,
                                    stderr=subprocess.STDOUT, start_new_session=True)
         self.processes.append((name, process))
@@ -300,9 +320,11 @@ def main():
     parser.add_argument("--json", metavar="FILE", help="write what happened to FILE")
     parser.add_argument("--dir", metavar="DIR", default=str(CACHE / "local"),
                         help="folder for sockets, secrets and logs (default: %(default)s)")
+    parser.add_argument("--free-ports", action="store_true",
+                        help="use free TCP ports in place of those of deploy/local")
     args = parser.parse_args()
 
-    cluster = Cluster(pathlib.Path(args.dir).resolve())
+    cluster = Cluster(pathlib.Path(args.dir).resolve(), args.free_ports)
     cluster.prepare()
     (cluster.folder / "quickstart.pid").write_text(str(os.getpid()))
     ok = False
