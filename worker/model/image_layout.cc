@@ -1,0 +1,106 @@
+#include "worker/model/image_layout.h"
+
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "worker/compute/cpu/packing.h"
+
+namespace palimpsest {
+namespace {
+
+constexpr Bytes kAlignment(64);
+constexpr Bytes kPage(4096);
+// Keeps slab numbers within int32 and offsets far from overflow.
+constexpr Bytes kMaxImage = GiB(int64_t{1} << 20);
+constexpr int64_t kMaxSlabs = int64_t{1} << 24;
+
+// Hands out places one after another.
+class Cursor {
+ public:
+  explicit Cursor(Bytes slab_bytes) : slab_bytes_(slab_bytes) {}
+
+  MatrixPlacement Matrix(int32_t rows, int32_t cols) {
+    return {.offset = Take(PackedMatrixBytes(rows, cols)), .rows = rows, .cols = cols};
+  }
+
+  VectorPlacement Vector(int32_t size) {
+    return {.offset = Take(Bytes(int64_t{size} * static_cast<int64_t>(sizeof(float)))),
+            .size = size};
+  }
+
+  VectorPlacement VectorIf(bool present, int32_t size) {
+    return present ? Vector(size) : VectorPlacement();
+  }
+
+  // Closes the stage that began at the end of the one before.
+  void EndStage(std::string name, ImageLayout& layout) {
+    const Bytes begin = layout.total;
+    layout.total = RoundUp(end_, slab_bytes_);
+    layout.stages.push_back(
+        {.name = std::move(name),
+         .first_slab = static_cast<int32_t>(begin / slab_bytes_),
+         .slab_count = static_cast<int32_t>((layout.total - begin) / slab_bytes_)});
+    end_ = layout.total;
+  }
+
+ private:
+  Bytes Take(Bytes size) {
+    const Bytes offset = RoundUp(end_, kAlignment);
+    end_ = offset + size;
+    return offset;
+  }
+
+  const Bytes slab_bytes_;
+  Bytes end_;
+};
+
+LayerPlacement PlaceLayer(const ModelConfig& config, Cursor& cursor) {
+  const int32_t q_rows = config.num_heads * config.head_dim;
+  const int32_t qkv_rows = q_rows + 2 * config.num_kv_heads * config.head_dim;
+  const int32_t gate_up_rows = 2 * config.intermediate_size;
+  LayerPlacement layer;
+  layer.attention_norm = cursor.Vector(config.hidden_size);
+  layer.qkv = cursor.Matrix(qkv_rows, config.hidden_size);
+  layer.qkv_bias = cursor.VectorIf(config.qkv_bias, qkv_rows);
+  layer.o = cursor.Matrix(config.hidden_size, q_rows);
+  layer.o_bias = cursor.VectorIf(config.o_bias, config.hidden_size);
+  layer.mlp_norm = cursor.Vector(config.hidden_size);
+  layer.gate_up = cursor.Matrix(gate_up_rows, config.hidden_size);
+  layer.gate_up_bias = cursor.VectorIf(config.mlp_bias, gate_up_rows);
+  layer.down = cursor.Matrix(config.hidden_size, config.intermediate_size);
+  layer.down_bias = cursor.VectorIf(config.mlp_bias, config.hidden_size);
+  return layer;
+}
+
+}  // namespace
+
+absl::StatusOr<ImageLayout> LayOutImage(const ModelConfig& config, Bytes slab_bytes) {
+  if (slab_bytes <= Bytes(0) || slab_bytes.count() % kPage.count() != 0 || slab_bytes > GiB(64)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("slab size: expected a positive multiple of 4096 bytes up to 64 GiB, got ",
+                     slab_bytes.count(), " bytes"));
+  }
+  ImageLayout layout;
+  layout.slab_bytes = slab_bytes;
+  Cursor cursor(slab_bytes);
+  layout.embed = cursor.Matrix(config.vocab_size, config.hidden_size);
+  cursor.EndStage("embed", layout);
+  for (int32_t i = 0; i < config.num_layers; ++i) {
+    layout.layers.push_back(PlaceLayer(config, cursor));
+    cursor.EndStage(absl::StrCat("layer.", i), layout);
+  }
+  layout.final_norm = cursor.Vector(config.hidden_size);
+  layout.lm_head = config.tie_word_embeddings
+                       ? layout.embed
+                       : cursor.Matrix(config.vocab_size, config.hidden_size);
+  cursor.EndStage("head", layout);
+  if (layout.total > kMaxImage || layout.total / slab_bytes > kMaxSlabs) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "parameter image of ", layout.total.ToString(), " in slabs of ", slab_bytes.ToString(),
+        ": expected at most ", kMaxImage.ToString(), " and ", kMaxSlabs, " slabs"));
+  }
+  return layout;
+}
+
+}  // namespace palimpsest
