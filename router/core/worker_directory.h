@@ -1,0 +1,102 @@
+// What the router knows about its workers: whose they are, whether they answer, whether they drain,
+// and how many requests they have. Pure.
+//
+// A worker is chosen only if its last health check passed, nothing has failed since, and it is not
+// draining. Before its first check a worker is not chosen.
+//
+// Threads: none of its own; the caller serialises.
+#ifndef PALIMPSEST_ROUTER_CORE_WORKER_DIRECTORY_H_
+#define PALIMPSEST_ROUTER_CORE_WORKER_DIRECTORY_H_
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+#include "router/core/placement.h"
+
+namespace palimpsest::router {
+
+struct WorkerEndpoint {
+  std::string tenant;
+  std::string model;
+  std::string address;  // gRPC target
+};
+
+struct WorkerView {
+  WorkerId id;
+  WorkerEndpoint endpoint;
+  bool healthy = false;
+  bool draining = false;
+  int32_t outstanding = 0;
+  PolledLoad load;
+  std::string problem;  // why it is not healthy; empty if it is
+};
+
+// What one poll of a worker found. `draining` is the worker's own word.
+struct PollResult {
+  absl::Status status;
+  bool draining = false;
+  PolledLoad load;
+};
+
+class WorkerDirectory {
+ public:
+  WorkerDirectory(std::vector<WorkerEndpoint> workers, std::unique_ptr<PlacementPolicy> policy);
+
+  // Chooses a worker outside `excluded` and counts the request as outstanding until Finished.
+  // UNAVAILABLE says why nobody can take it.
+  absl::StatusOr<WorkerId> Choose(absl::string_view tenant, absl::string_view model,
+                                  const PlacementRequest& request,
+                                  absl::Span<const WorkerId> excluded);
+  void Finished(WorkerId worker);
+
+  // A request found the worker gone: it is not chosen again before a poll succeeds that began after
+  // this.
+  void ReportFailure(WorkerId worker, const absl::Status& status);
+
+  // A poll begins; hand its result back with the number returned here. A result that is older than
+  // the newest applied one, or than a failure or drain, is ignored.
+  uint64_t BeginPoll(WorkerId worker);
+  void EndPoll(WorkerId worker, uint64_t poll, const PollResult& result);
+
+  // From BeginDrain on the worker is not chosen. It returns to service when a poll that began after
+  // EndDrain finds a worker that does not drain: another process at the same address.
+  void BeginDrain(WorkerId worker);
+  void EndDrain(WorkerId worker);
+
+  const WorkerEndpoint& endpoint(WorkerId worker) const;
+  std::vector<WorkerView> List() const;
+  std::vector<WorkerView> ListTenant(absl::string_view tenant) const;
+  size_t size() const { return workers_.size(); }
+
+ private:
+  struct Worker {
+    WorkerEndpoint endpoint;
+    bool healthy = false;
+    bool draining = false;
+    int32_t drain_calls = 0;
+    int32_t outstanding = 0;
+    PolledLoad load;
+    uint64_t last_chosen = 0;
+    uint64_t newest_poll = 0;  // the result applied last
+    uint64_t stale_below = 0;  // results of polls before this one are ignored
+    std::string problem = "not checked yet";
+  };
+
+  Worker& At(WorkerId worker);
+  WorkerView View(size_t index) const;
+  absl::Status NobodyError(absl::string_view tenant, absl::string_view model) const;
+
+  std::vector<Worker> workers_;
+  std::unique_ptr<PlacementPolicy> policy_;
+  uint64_t placements_ = 0;
+  uint64_t polls_ = 0;
+};
+
+}  // namespace palimpsest::router
+
+#endif  // PALIMPSEST_ROUTER_CORE_WORKER_DIRECTORY_H_

@@ -1,0 +1,140 @@
+#include "router/core/worker_directory.h"
+
+#include <gtest/gtest.h>
+
+#include <map>
+#include <random>
+
+namespace palimpsest::router {
+namespace {
+
+std::vector<WorkerEndpoint> Endpoints() {
+  return {{"alpha", "m", "a0"}, {"alpha", "m", "a1"}, {"beta", "m", "b0"}, {"alpha", "n", "a2"}};
+}
+
+WorkerDirectory Directory() {
+  return WorkerDirectory(Endpoints(), std::make_unique<LeastOutstanding>());
+}
+
+void Poll(WorkerDirectory& directory, uint32_t worker, PollResult result = {}) {
+  const WorkerId id(worker);
+  directory.EndPoll(id, directory.BeginPoll(id), result);
+}
+
+void PollAll(WorkerDirectory& directory) {
+  for (uint32_t i = 0; i < directory.size(); ++i) Poll(directory, i);
+}
+
+TEST(WorkerDirectory, NobodyIsChosenBeforeItsFirstCheck) {
+  WorkerDirectory directory = Directory();
+  const absl::Status status = directory.Choose("alpha", "m", {}, {}).status();
+  EXPECT_TRUE(absl::IsUnavailable(status));
+  EXPECT_NE(status.message().find("a0: not checked yet"), absl::string_view::npos) << status;
+  EXPECT_EQ(status.message().find("b0"), absl::string_view::npos)
+      << "another tenant's worker is named: " << status;
+}
+
+TEST(WorkerDirectory, RequestsSpreadByOutstandingCount) {
+  WorkerDirectory directory = Directory();
+  PollAll(directory);
+  std::map<uint32_t, int> chosen;
+  for (int i = 0; i < 10; ++i) ++chosen[directory.Choose("alpha", "m", {}, {}).value().value()];
+  EXPECT_EQ(chosen, (std::map<uint32_t, int>{{0, 5}, {1, 5}}));
+}
+
+TEST(WorkerDirectory, TiesGoToTheFreest) {
+  WorkerDirectory directory = Directory();
+  Poll(directory, 0, {.load = {.kv_blocks_free = 10, .kv_blocks_cached = 0}});
+  Poll(directory, 1, {.load = {.kv_blocks_free = 5, .kv_blocks_cached = 20}});
+  EXPECT_EQ(directory.Choose("alpha", "m", {}, {}).value(), WorkerId(1));
+  EXPECT_EQ(directory.Choose("alpha", "m", {}, {}).value(), WorkerId(0));
+}
+
+TEST(WorkerDirectory, ExcludedWorkersAreNotTriedAgain) {
+  WorkerDirectory directory = Directory();
+  PollAll(directory);
+  EXPECT_EQ(directory.Choose("alpha", "m", {}, {WorkerId(0)}).value(), WorkerId(1));
+  EXPECT_FALSE(directory.Choose("alpha", "m", {}, {WorkerId(0), WorkerId(1)}).ok());
+}
+
+TEST(WorkerDirectory, FailureOutlivesAPollThatBeganBeforeIt) {
+  WorkerDirectory directory = Directory();
+  Poll(directory, 2);
+  const uint64_t poll = directory.BeginPoll(WorkerId(2));
+  directory.ReportFailure(WorkerId(2), absl::UnavailableError("socket closed"));
+  directory.EndPoll(WorkerId(2), poll, {});
+  EXPECT_FALSE(directory.Choose("beta", "m", {}, {}).ok());
+  Poll(directory, 2);
+  EXPECT_TRUE(directory.Choose("beta", "m", {}, {}).ok());
+}
+
+TEST(WorkerDirectory, DrainedWorkerReturnsOnlyAsAnotherProcess) {
+  WorkerDirectory directory = Directory();
+  Poll(directory, 2);
+  directory.BeginDrain(WorkerId(2));
+  Poll(directory, 2, {.draining = false});  // the worker has not heard of the drain yet
+  EXPECT_FALSE(directory.Choose("beta", "m", {}, {}).ok());
+  const uint64_t early = directory.BeginPoll(WorkerId(2));
+  directory.EndDrain(WorkerId(2));
+  directory.EndPoll(WorkerId(2), early, {.draining = false});
+  EXPECT_FALSE(directory.Choose("beta", "m", {}, {}).ok());
+  Poll(directory, 2, {.draining = true});
+  EXPECT_FALSE(directory.Choose("beta", "m", {}, {}).ok());
+  Poll(directory, 2, {.draining = false});
+  EXPECT_TRUE(directory.Choose("beta", "m", {}, {}).ok());
+}
+
+TEST(WorkerDirectory, AListOfOneTenantHoldsNobodyElse) {
+  WorkerDirectory directory = Directory();
+  for (const WorkerView& view : directory.ListTenant("alpha")) {
+    EXPECT_EQ(view.endpoint.tenant, "alpha");
+  }
+  EXPECT_EQ(directory.ListTenant("alpha").size(), 3);
+  EXPECT_TRUE(directory.ListTenant("gamma").empty());
+}
+
+TEST(WorkerDirectoryFuzz, ChoicesAreAlwaysServableAndCountsAddUp) {
+  std::mt19937 random(7);
+  const auto draw = [&](int n) { return static_cast<uint32_t>(random() % n); };
+  WorkerDirectory directory = Directory();
+  std::vector<WorkerId> running;
+  for (int step = 0; step < 20000; ++step) {
+    const WorkerId id(draw(4));
+    switch (draw(6)) {
+      case 0:
+        directory.ReportFailure(id, absl::UnavailableError("gone"));
+        break;
+      case 1:
+      case 2:
+        Poll(directory, id.value(), {.draining = draw(4) == 0, .load = {.kv_blocks_free = 3}});
+        break;
+      case 3:
+        directory.BeginDrain(id);
+        directory.EndDrain(id);
+        break;
+      case 4: {
+        const std::string tenant = draw(2) == 0 ? "alpha" : "beta";
+        const absl::StatusOr<WorkerId> chosen = directory.Choose(tenant, "m", {}, {id});
+        if (!chosen.ok()) break;
+        const WorkerView view = directory.List()[chosen->value()];
+        ASSERT_EQ(view.endpoint.tenant, tenant);
+        ASSERT_EQ(view.endpoint.model, "m");
+        ASSERT_TRUE(view.healthy && !view.draining);
+        ASSERT_NE(*chosen, id);
+        running.push_back(*chosen);
+        break;
+      }
+      case 5:
+        if (running.empty()) break;
+        directory.Finished(running.back());
+        running.pop_back();
+        break;
+    }
+    size_t outstanding = 0;
+    for (const WorkerView& view : directory.List()) outstanding += view.outstanding;
+    ASSERT_EQ(outstanding, running.size());
+  }
+}
+
+}  // namespace
+}  // namespace palimpsest::router
