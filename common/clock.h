@@ -1,0 +1,46 @@
+// Time as a dependency: code under test reads a FakeClock that only the test moves.
+#ifndef PALIMPSEST_COMMON_CLOCK_H_
+#define PALIMPSEST_COMMON_CLOCK_H_
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+
+namespace palimpsest {
+
+// Thread-safe.
+class Clock {
+ public:
+  virtual ~Clock() = default;
+
+  // Never goes back.
+  virtual absl::Time Now() const = 0;
+
+  // The process's clock: wall time at start plus the monotonic time since, so that a step of the
+  // wall clock neither expires deadlines nor stretches measurements.
+  static const Clock& Real();
+};
+
+class FakeClock : public Clock {
+ public:
+  explicit FakeClock(absl::Time start = absl::FromUnixSeconds(1'000'000)) : now_(start) {}
+
+  absl::Time Now() const override ABSL_LOCKS_EXCLUDED(mutex_) {
+    absl::MutexLock lock(&mutex_);
+    return now_;
+  }
+
+  // Requires duration >= 0.
+  void Advance(absl::Duration duration) ABSL_LOCKS_EXCLUDED(mutex_) {
+    absl::MutexLock lock(&mutex_);
+    now_ += duration;
+  }
+
+ private:
+  mutable absl::Mutex mutex_;
+  absl::Time now_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace palimpsest
+
+#endif  // PALIMPSEST_COMMON_CLOCK_H_
