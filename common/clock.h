@@ -3,8 +3,8 @@
 #define PALIMPSEST_COMMON_CLOCK_H_
 
 #include "absl/base/thread_annotations.h"
-#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
+#include "common/mutex.h"
 
 namespace palimpsest {
 
@@ -25,19 +25,19 @@ class FakeClock : public Clock {
  public:
   explicit FakeClock(absl::Time start = absl::FromUnixSeconds(1'000'000)) : now_(start) {}
 
-  absl::Time Now() const override ABSL_LOCKS_EXCLUDED(mutex_) {
-    absl::MutexLock lock(&mutex_);
+  absl::Time Now() const override {
+    MutexLock lock(&mutex_);
     return now_;
   }
 
   // Requires duration >= 0.
-  void Advance(absl::Duration duration) ABSL_LOCKS_EXCLUDED(mutex_) {
-    absl::MutexLock lock(&mutex_);
+  void Advance(absl::Duration duration) {
+    MutexLock lock(&mutex_);
     now_ += duration;
   }
 
  private:
-  mutable absl::Mutex mutex_;
+  mutable Mutex mutex_;
   absl::Time now_ ABSL_GUARDED_BY(mutex_);
 };
 

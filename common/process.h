@@ -36,6 +36,9 @@ class ProcessHandle {
   // The process of a journal. NotFound when it is gone or its pid means another process by now.
   static absl::StatusOr<ProcessHandle> Open(const ProcessIdentity& identity);
 
+  // A child of this process that was not reaped yet; it may have exited.
+  static absl::StatusOr<ProcessHandle> OpenChild(pid_t pid);
+
   // Takes a pidfd that the kernel gave (SO_PEERPIDFD).
   static absl::StatusOr<ProcessHandle> FromPidfd(UniqueFd pidfd, pid_t pid);
 
