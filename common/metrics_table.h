@@ -1,0 +1,134 @@
+// Every metric of every process, in one table: what the processes register, and what the
+// documentation, the dashboards and the alert rules are generated from. Naming follows
+// https://prometheus.io/docs/practices/naming: palimpsest_PROCESS_WHAT_UNIT, base units, counters
+// end in _total.
+//
+// To add a metric, add a row; a component gets its handle by name (metrics.h), and a name that is
+// not here does not compile.
+#ifndef PALIMPSEST_COMMON_METRICS_TABLE_H_
+#define PALIMPSEST_COMMON_METRICS_TABLE_H_
+
+#include <array>
+#include <cstddef>
+#include <string_view>
+
+namespace palimpsest {
+
+enum class MetricProcess { kBroker, kWorker, kRouter };
+enum class MetricType { kCounter, kGauge, kHistogram };
+enum class MetricUnit { kNone, kSeconds, kBytes };
+
+// Upper bounds of a histogram's buckets, by what is measured.
+enum class MetricBuckets {
+  kNone,
+  kShort,   // 10 us to 10 s: parts of a step, moving slabs
+  kLong,    // 1 ms to 100 s: what a client waits for, restoring and packing
+  kCounts,  // 1 to 1,024: sequences or tokens in a batch
+};
+
+struct MetricDescriptor {
+  std::string_view name;
+  MetricProcess process;
+  MetricType type;
+  MetricUnit unit;
+  std::string_view help;
+  // Names of its labels, in the order in which values are given; the rest is empty.
+  std::array<std::string_view, 3> labels = {};
+  MetricBuckets buckets = MetricBuckets::kNone;
+
+  constexpr size_t label_count() const {
+    size_t count = 0;
+    while (count < labels.size() && !labels[count].empty()) ++count;
+    return count;
+  }
+};
+
+namespace metrics_internal {
+using P = MetricProcess;
+using T = MetricType;
+using U = MetricUnit;
+using B = MetricBuckets;
+}  // namespace metrics_internal
+
+// clang-format off
+inline constexpr auto kMetricTable = [] {
+  using namespace metrics_internal;  // NOLINT: one-letter names make the table readable
+  return std::to_array<MetricDescriptor>({
+    // Broker: the pool.
+    {"palimpsest_broker_slabs", P::kBroker, T::kGauge, U::kNone, "Slabs of the pool by state (free, granted, revoking, cleaning, quarantined); the sum is the pool's size.", {"state"}},
+    {"palimpsest_broker_slab_bytes", P::kBroker, T::kGauge, U::kBytes, "Size of one slab."},
+    {"palimpsest_broker_tenant_slabs", P::kBroker, T::kGauge, U::kNone, "Slabs that a tenant holds, by role (parameter, kv, slot, workspace).", {"tenant", "role"}},
+    {"palimpsest_broker_tenant_floor_slabs", P::kBroker, T::kGauge, U::kNone, "Slabs that nobody may take from a tenant.", {"tenant"}},
+    {"palimpsest_broker_tenant_quota_slabs", P::kBroker, T::kGauge, U::kNone, "Most slabs that a tenant may hold.", {"tenant"}},
+    {"palimpsest_broker_tenant_kv_target_slabs", P::kBroker, T::kGauge, U::kNone, "KV slabs that a tenant's worker asked for.", {"tenant"}},
+    // Broker: movements.
+    {"palimpsest_broker_transfers_total", P::kBroker, T::kCounter, U::kNone, "Finished movements of slabs, by kind (revoke, grant, restore, scrub) and reason (kv_demand, activation, reversion, surplus, eager).", {"kind", "reason"}},
+    {"palimpsest_broker_transferred_slabs_total", P::kBroker, T::kCounter, U::kNone, "Slabs moved by the finished movements.", {"kind", "reason"}},
+    {"palimpsest_broker_transfer_seconds", P::kBroker, T::kHistogram, U::kSeconds, "Duration of a movement of slabs.", {"kind", "reason"}, B::kShort},
+    {"palimpsest_broker_revoke_deadline_misses_total", P::kBroker, T::kCounter, U::kNone, "Revokes that a worker did not answer in time; it was killed.", {"tenant"}},
+    {"palimpsest_broker_kv_pressure_total", P::kBroker, T::kCounter, U::kNone, "KV targets that could not be met when they were stated.", {"tenant"}},
+    {"palimpsest_broker_activations_waiting", P::kBroker, T::kGauge, U::kNone, "Activations that wait for memory."},
+    {"palimpsest_broker_activations_total", P::kBroker, T::kCounter, U::kNone, "Activations by outcome (granted, refused).", {"tenant", "outcome"}},
+    // Broker: sessions and images.
+    {"palimpsest_broker_generation", P::kBroker, T::kGauge, U::kNone, "Counts restarts of the broker on this node, from 1."},
+    {"palimpsest_broker_sessions", P::kBroker, T::kGauge, U::kNone, "Sessions whose process is not known to be gone."},
+    {"palimpsest_broker_attachments_total", P::kBroker, T::kCounter, U::kNone, "Attempts to attach, by outcome (attached, reattached, refused).", {"outcome"}},
+    {"palimpsest_broker_descriptor_refusals_total", P::kBroker, T::kCounter, U::kNone, "Requests on the descriptor socket that were refused, by reason (identity, secret, token, protocol).", {"reason"}},
+    {"palimpsest_broker_image_bytes", P::kBroker, T::kGauge, U::kBytes, "Host memory held by a tenant's parameter image; tenants with the same model share one.", {"tenant"}},
+    {"palimpsest_broker_image_pack_seconds", P::kBroker, T::kHistogram, U::kSeconds, "Duration of packing a parameter image, by phase (fingerprint, pack, checksum).", {"phase"}, B::kLong},
+    // Worker: the engine.
+    {"palimpsest_worker_step_seconds", P::kWorker, T::kHistogram, U::kSeconds, "Duration of the parts of a step (schedule, execute, commit).", {"part"}, B::kShort},
+    {"palimpsest_worker_batch_sequences", P::kWorker, T::kHistogram, U::kNone, "Sequences in a step.", {}, B::kCounts},
+    {"palimpsest_worker_batch_tokens", P::kWorker, T::kHistogram, U::kNone, "Tokens computed in a step.", {}, B::kCounts},
+    {"palimpsest_worker_tokens_total", P::kWorker, T::kCounter, U::kNone, "Tokens by kind: prompt (computed), cached (prompt tokens found in the prefix cache), generated.", {"kind"}},
+    {"palimpsest_worker_preemptions_total", P::kWorker, T::kCounter, U::kNone, "Sequences that gave up their KV cache and will be computed again."},
+    {"palimpsest_worker_sequences", P::kWorker, T::kGauge, U::kNone, "Sequences by state (running, waiting).", {"state"}},
+    {"palimpsest_worker_requests_total", P::kWorker, T::kCounter, U::kNone, "Finished requests by outcome: a finish reason (stop, length, cancelled) or a gRPC status code.", {"outcome"}},
+    {"palimpsest_worker_time_to_first_token_seconds", P::kWorker, T::kHistogram, U::kSeconds, "Arrival of a request to its first token.", {}, B::kLong},
+    {"palimpsest_worker_time_between_tokens_seconds", P::kWorker, T::kHistogram, U::kSeconds, "Time between two tokens of a sequence.", {}, B::kLong},
+    // Worker: memory.
+    {"palimpsest_worker_kv_blocks", P::kWorker, T::kGauge, U::kNone, "KV blocks by state (used, cached, free).", {"state"}},
+    {"palimpsest_worker_mapped_slabs", P::kWorker, T::kGauge, U::kNone, "Slabs mapped, by role (parameter, kv).", {"role"}},
+    {"palimpsest_worker_gate_wait_seconds", P::kWorker, T::kHistogram, U::kSeconds, "Time a step waited for the parameters of a stage.", {}, B::kShort},
+    {"palimpsest_worker_map_seconds", P::kWorker, T::kHistogram, U::kSeconds, "Arrival of a grant to its last slab mapped, by role (parameter, kv).", {"role"}, B::kShort},
+    {"palimpsest_worker_restore_seconds", P::kWorker, T::kHistogram, U::kSeconds, "Copying and verifying the parameters of a grant.", {}, B::kLong},
+    {"palimpsest_worker_restored_bytes_total", P::kWorker, T::kCounter, U::kBytes, "Parameter bytes copied from the image."},
+    {"palimpsest_worker_checksum_failures_total", P::kWorker, T::kCounter, U::kNone, "Parameter slabs whose bytes did not match the image's checksum."},
+    {"palimpsest_worker_broker_connected", P::kWorker, T::kGauge, U::kNone, "1 while the session with the broker stands, else 0."},
+    {"palimpsest_worker_broker_reconnects_total", P::kWorker, T::kCounter, U::kNone, "Sessions brought back after the broker was lost."},
+    // Router.
+    {"palimpsest_router_requests_total", P::kRouter, T::kCounter, U::kNone, "Finished requests by gRPC status code.", {"tenant", "code"}},
+    {"palimpsest_router_requests_in_flight", P::kRouter, T::kGauge, U::kNone, "Requests handed to a worker and not finished.", {"tenant"}},
+    {"palimpsest_router_queued_requests", P::kRouter, T::kGauge, U::kNone, "Requests that wait for a worker.", {"tenant"}},
+    {"palimpsest_router_queue_refusals_total", P::kRouter, T::kCounter, U::kNone, "Requests refused because the tenant's queue was full.", {"tenant"}},
+    {"palimpsest_router_retries_total", P::kRouter, T::kCounter, U::kNone, "Requests sent to a worker once more before their first token.", {"tenant"}},
+    {"palimpsest_router_tokens_total", P::kRouter, T::kCounter, U::kNone, "Tokens by kind (prompt, generated).", {"tenant", "kind"}},
+    {"palimpsest_router_time_to_first_token_seconds", P::kRouter, T::kHistogram, U::kSeconds, "Arrival of a request to the first token sent to the client.", {"tenant"}, B::kLong},
+    {"palimpsest_router_time_between_tokens_seconds", P::kRouter, T::kHistogram, U::kSeconds, "Time between two tokens sent to the client.", {"tenant"}, B::kLong},
+    {"palimpsest_router_worker_healthy", P::kRouter, T::kGauge, U::kNone, "1 while a worker answers its health checks, else 0.", {"tenant", "worker"}},
+  });
+}();
+// clang-format on
+
+// Index of the row called `name`, kMetricTable.size() if there is none.
+constexpr size_t FindMetric(std::string_view name) {
+  size_t i = 0;
+  while (i < kMetricTable.size() && kMetricTable[i].name != name) ++i;
+  return i;
+}
+
+constexpr std::string_view MetricProcessName(MetricProcess process) {
+  switch (process) {
+    case MetricProcess::kBroker:
+      return "broker";
+    case MetricProcess::kWorker:
+      return "worker";
+    case MetricProcess::kRouter:
+      return "router";
+  }
+  return "";
+}
+
+}  // namespace palimpsest
+
+#endif  // PALIMPSEST_COMMON_METRICS_TABLE_H_
