@@ -1,0 +1,225 @@
+// Decides who gets which slabs: activations, KV demand, victims, reversion, deadlines, deaths and
+// broker restarts. Events in, actions out; no I/O and no clock of its own (each event carries the
+// time, which must not run backwards). The same events give the same actions.
+//
+// Ownership: the arbiter owns the slab ledger and every decision about it; the server owns
+// descriptors, processes, streams and the journal.
+// Threads: none of its own; the caller serializes all calls. Nothing blocks. Take the actions under
+// the same lock as the event that caused them, and carry them out after releasing it, in order.
+// Legal order: AddTenant for all tenants, then AdoptFromJournal at most once, then anything.
+// Events of sessions that are unknown, ended or being killed are ignored: they were under way when
+// the session ended. A worker that breaks the protocol is killed by a KillProcess action.
+//
+// Supply order when somebody needs memory:
+//   1. free slabs, and slabs on their way back that nobody has claimed;
+//   2. KV that its holder neither uses nor asks for;
+//   3. parameters of inactive tenants: lower priority first, then most recently used; whole stages,
+//      the last ones first, only as many as needed;
+//   4. for a requester below its floor, or of higher priority: KV of tenants above their floor;
+//   5. for an activation: the requester's own KV;
+//   6. for a requester below its floor: parameters of active best-effort tenants.
+#ifndef PALIMPSEST_BROKER_CORE_ARBITER_H_
+#define PALIMPSEST_BROKER_CORE_ARBITER_H_
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+#include "broker/core/arbiter_actions.h"
+#include "broker/core/pool_config.h"
+#include "broker/core/slab_ledger.h"
+#include "common/ids.h"
+
+namespace palimpsest {
+
+struct ArbiterOptions {
+  uint32_t pool_slabs = 0;
+  // Counts restarts of the broker on this node, from 1.
+  uint32_t generation = 1;
+  // A Revoke not answered by then costs the worker its life. Well above the longest step.
+  absl::Duration revoke_deadline = absl::Seconds(10);
+  // A Grant not mapped by then does too. Well above the longest restore.
+  absl::Duration grant_deadline = absl::Seconds(60);
+  // How long an activation may wait for all its slabs before it is refused.
+  absl::Duration activation_deadline = absl::Seconds(20);
+  // Activations that may wait at once; one more is refused.
+  uint32_t max_waiting_activations = 64;
+  // How long a worker may be without a connection before it is killed; also how long the sessions
+  // of an earlier broker process have to return.
+  absl::Duration reattach_grace = absl::Seconds(30);
+  // After a kill: how long the victim's slabs count as supply that is about to arrive, and after
+  // how long the kill is repeated.
+  absl::Duration kill_patience = absl::Seconds(5);
+  // Restored parameters stay for max(min_residence, residence_restores * restore time).
+  absl::Duration min_residence = absl::Seconds(2);
+  double residence_restores = 5.0;
+  // KV prefetch (above `needed`) leaves the parameters of a tenant alone that was active this
+  // recently.
+  absl::Duration prefetch_grace = absl::Seconds(5);
+  // Slabs that prefetch of one session may have under way at a time when they must be revoked.
+  uint32_t kv_step_slabs = 16;
+  // Parameters come back unasked after free slabs and KV above target * (1 + hysteresis) covered
+  // them for this long.
+  absl::Duration reversion_delay = absl::Seconds(2);
+  double reversion_hysteresis = 0.25;
+  // Whether a slab that returns to the tenant which had it last may skip scrubbing.
+  bool skip_clean_for_same_tenant = false;
+};
+
+// Slabs [first_slab, first_slab + slab_count) of the parameter region, one step of the forward
+// pass.
+struct ParameterStage {
+  uint32_t first_slab = 0;
+  uint32_t slab_count = 0;
+};
+
+enum class ActivateReason : uint8_t { kRequest, kEager };
+
+// As last reported by the worker; broker.proto's Report.
+struct SessionLoad {
+  bool active = false;
+  uint32_t running_sequences = 0;
+  uint32_t waiting_sequences = 0;
+  uint32_t kv_slabs_used = 0;
+  uint32_t kv_slabs_cached = 0;
+  uint32_t kv_slabs_free = 0;
+};
+
+// A slab that a session has or had, as the journal or a returning worker says.
+struct HeldSlab {
+  SlabId slab;
+  Epoch epoch;
+  SlabRole role = SlabRole::kNone;
+  RegionIndex region_index;
+};
+
+// A session of an earlier broker process.
+struct JournalSession {
+  SessionId session;
+  // Nullopt: the tenant is not configured any more; the session is killed.
+  std::optional<TenantId> tenant;
+  std::vector<HeldSlab> slabs;
+};
+
+struct TenantSnapshot {
+  TenantConfig config;
+  // The session that is not ended, if any. `attached` tells whether its stream is up.
+  std::optional<SessionId> session;
+  bool attached = false;
+  SessionLoad load;
+  // Held (kGranted and kRevoking), by role.
+  uint32_t parameter_slabs = 0;
+  uint32_t kv_slabs = 0;
+  uint32_t image_slabs = 0;
+  uint32_t quarantined_slabs = 0;
+  uint32_t lost_slabs = 0;
+  uint32_t grants_in_flight = 0;
+  uint32_t revokes_in_flight = 0;
+  bool activation_waiting = false;
+  uint32_t kv_target_slabs = 0;
+  uint32_t kv_needed_slabs = 0;
+};
+
+struct ArbiterSnapshot {
+  // By state; the sum is the pool. KV slabs that a Revoke asks for count as granted until their
+  // holder has named them, and are told apart by revoking_kv_slabs.
+  uint32_t pool_slabs = 0;
+  uint32_t free_slabs = 0;
+  uint32_t granted_slabs = 0;
+  uint32_t revoking_slabs = 0;
+  uint32_t cleaning_slabs = 0;
+  uint32_t quarantined_slabs = 0;
+  uint32_t lost_slabs = 0;
+  uint32_t revoking_kv_slabs = 0;
+  uint32_t waiting_activations = 0;
+  std::vector<TenantSnapshot> tenants;  // by TenantId
+};
+
+class Arbiter {
+ public:
+  // Requires pool_slabs > 0 and generation > 0.
+  explicit Arbiter(const ArbiterOptions& options);
+  // For tests that put a faulty ledger in. Requires its size and generation to be the options'.
+  Arbiter(const ArbiterOptions& options, std::unique_ptr<SlabLedger> ledger);
+  ~Arbiter();
+  Arbiter(const Arbiter&) = delete;
+  Arbiter& operator=(const Arbiter&) = delete;
+
+  // Ids count from 0. AlreadyExists for a name that is taken.
+  absl::StatusOr<TenantId> AddTenant(const TenantConfig& config);
+
+  // Slabs of the sessions become kLost; everything else is free at once. Sessions that neither
+  // return (OnReattach) nor go (OnProcessGone) within reattach_grace are killed. InvalidArgument,
+  // with nothing changed, if the journal contradicts itself (a slab outside the pool or held twice,
+  // two sessions of one tenant, an id or epoch that is not of an earlier generation).
+  absl::Status AdoptFromJournal(absl::Span<const JournalSession> sessions, absl::Time now);
+
+  // A worker of the tenant opens a session; it holds nothing yet. `stages` cover the image in
+  // execution order without gaps (InvalidArgument otherwise). Unavailable while an earlier session
+  // of the tenant has not ended: its process must be gone first. FailedPrecondition if the image
+  // does not fit the quota.
+  absl::StatusOr<SessionId> OnAttach(TenantId tenant, absl::Span<const ParameterStage> stages,
+                                     absl::Time now);
+
+  // The same process comes back, after this broker or only the connection was replaced. `held` is
+  // everything it has; what the ledger says beyond that was never received or already unmapped, and
+  // is taken back. The session keeps its id and its slabs keep their epochs, so that a worker which
+  // misses the answer can try again. Grants in flight count as mapped; revokes in flight are sent
+  // again. PermissionDenied, and the worker is killed, if it claims a slab that is not its own
+  // under that epoch, role and place. NotFound for a session that is not known (the worker must
+  // attach anew), FailedPrecondition for one that is connected.
+  absl::Status OnReattach(SessionId session, TenantId tenant,
+                          absl::Span<const ParameterStage> stages, absl::Span<const HeldSlab> held,
+                          absl::Time now);
+
+  // Messages of a worker; see broker.proto. Idempotent where the message is.
+  void OnActivate(SessionId session, ActivateReason reason, absl::Time now);
+  void OnSetKvTarget(SessionId session, uint32_t target_slabs, uint32_t needed_slabs,
+                     absl::Time now);
+  void OnRevokeDone(SessionId session, RevokeId revoke, absl::Span<const SlabId> slabs,
+                    absl::Time now);
+  void OnReleaseKv(SessionId session, absl::Span<const SlabId> slabs, absl::Time now);
+  void OnGrantMapped(SessionId session, GrantId grant, absl::Duration map, absl::Duration restore,
+                     absl::Time now);
+  void OnReport(SessionId session, const SessionLoad& load, absl::Time now);
+  // The worker says it unmapped everything. Its slabs come back when its process is gone, for which
+  // it has reattach_grace.
+  void OnDetach(SessionId session, absl::Time now);
+
+  // The stream or the descriptor connection broke; the process may still be there.
+  void OnConnectionLost(SessionId session, absl::Time now);
+  // The pidfd says so. All slabs of the session are taken for cleaning; the session ends.
+  void OnProcessGone(SessionId session, absl::Time now);
+
+  // These slabs of CleanSlabs actions were scrubbed or retired. FailedPrecondition, with nothing
+  // changed, for a slab that was not to be cleaned.
+  absl::Status OnSlabsClean(absl::Span<const SlabId> slabs, absl::Time now);
+
+  // Deadlines. Call at NextDeadline() or later; calling early is harmless.
+  void OnTick(absl::Time now);
+  // When OnTick has something to do next; InfiniteFuture if never.
+  absl::Time NextDeadline() const;
+
+  // What to do since the last call, in order.
+  std::vector<ArbiterAction> TakeActions();
+
+  ArbiterSnapshot Snapshot() const;
+  const SlabLedger& ledger() const;
+
+  // Recomputes every count from scratch and compares. O(pool); for tests and the operator's doctor.
+  absl::Status CheckConsistency() const;
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace palimpsest
+
+#endif  // PALIMPSEST_BROKER_CORE_ARBITER_H_
