@@ -1,0 +1,416 @@
+#include "worker/compute/cpu/cpu_runner.h"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "worker/compute/cpu/packing.h"
+#include "worker/compute/cpu/rope.h"
+#include "worker/core/sampling.h"
+
+namespace palimpsest {
+namespace {
+
+// Rows (tokens times query heads of a KV head) of one attention item: enough to use a converted
+// key tile well, few enough to balance the threads.
+constexpr int32_t kAttentionItemRows = 48;
+
+// Up to this many floats every thread normalises all rows for itself, which is cheaper than a
+// barrier.
+constexpr int64_t kPrivateNormFloats = 8192;
+
+// Whole cache lines, and an odd number of them, so that the rows of a tile do not compete for the
+// same cache sets.
+constexpr int64_t RowStride(int64_t size) { return ((size + 15) / 16 | 1) * 16; }
+
+int CpuCount() {
+  cpu_set_t set;
+  return sched_getaffinity(0, sizeof(set), &set) == 0 ? std::max(1, CPU_COUNT(&set)) : 1;
+}
+
+absl::Status CheckMultiple(const char* what, int64_t value, int64_t factor) {
+  if (value > 0 && value % factor == 0) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("the CPU kernels need ", what,
+                                                 " to be a positive multiple of ", factor,
+                                                 ", the model has ", value));
+}
+
+absl::Status CheckShape(const ModelConfig& config, const ImageLayout& layout) {
+  for (const absl::Status& status :
+       {CheckMultiple("hidden_size", config.hidden_size, kPanelRows),
+        CheckMultiple("intermediate_size", config.intermediate_size, kPanelRows),
+        CheckMultiple("head_dim", config.head_dim, 16),
+        CheckMultiple("num_attention_heads", config.num_heads, config.num_kv_heads)}) {
+    if (!status.ok()) return status;
+  }
+  if (config.head_dim > kMaxHeadDim) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "the CPU kernels take head_dim up to ", kMaxHeadDim, ", the model has ", config.head_dim));
+  }
+  if (layout.layers.size() != static_cast<size_t>(config.num_layers)) {
+    return absl::InvalidArgumentError(absl::StrCat("the image layout has ", layout.layers.size(),
+                                                   " layers, the model has ", config.num_layers));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<CpuRunner>> CpuRunner::Create(const ModelConfig& config,
+                                                             const ImageLayout& layout,
+                                                             const ModelMemory& memory,
+                                                             ParameterGate* gate,
+                                                             const CpuRunnerOptions& options) {
+  if (absl::Status status = CheckShape(config, layout); !status.ok()) return status;
+  if (options.block_tokens <= 0 || options.threads < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("block_tokens must be positive and threads not negative, got ",
+                     options.block_tokens, " and ", options.threads));
+  }
+  if (memory.kv_block_bytes < config.KvBytes(options.block_tokens)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("a KV block of ", options.block_tokens, " tokens takes ",
+                     config.KvBytes(options.block_tokens).count(), " bytes, got blocks of ",
+                     memory.kv_block_bytes.count()));
+  }
+  return std::unique_ptr<CpuRunner>(new CpuRunner(config, layout, memory, gate, options));
+}
+
+CpuRunner::CpuRunner(const ModelConfig& config, const ImageLayout& layout,
+                     const ModelMemory& memory, ParameterGate* gate,
+                     const CpuRunnerOptions& options)
+    : config_(config),
+      layout_(layout),
+      memory_(memory),
+      gate_(gate),
+      block_tokens_(options.block_tokens),
+      kernels_(options.kernels != nullptr ? *options.kernels : *SupportedKernels().front()),
+      frequencies_(RopeFrequencies(config)),
+      hidden_stride_(RowStride(config.hidden_size)),
+      qkv_stride_(RowStride(int64_t{config.num_heads + 2 * config.num_kv_heads} * config.head_dim)),
+      attention_stride_(RowStride(int64_t{config.num_heads} * config.head_dim)),
+      intermediate_stride_(RowStride(config.intermediate_size)),
+      logits_stride_(RowStride(config.vocab_size)),
+      token_bytes_(int64_t{config.num_kv_heads} * config.head_dim * 2),
+      thread_states_(options.threads > 0 ? options.threads : CpuCount()),
+      team_(static_cast<int>(thread_states_.size()), [this](int thread) { RunStep(thread); }) {
+  for (ThreadState& state : thread_states_) {
+    const int64_t group = config.num_heads / config.num_kv_heads;
+    state.attention.Reserve(
+        AttentionScratchFloats(std::max<int64_t>(kAttentionItemRows, group), config.head_dim));
+    state.normalized.Reserve(kPrivateNormFloats + hidden_stride_);
+  }
+}
+
+absl::Status CpuRunner::ValidateChunk(const SequenceChunk& chunk) const {
+  if (chunk.tokens.empty()) return absl::InvalidArgumentError("it has no tokens");
+  const int64_t past = int64_t{chunk.first_position} + static_cast<int64_t>(chunk.tokens.size());
+  if (chunk.first_position < 0 || past > config_.max_position) {
+    return absl::InvalidArgumentError(absl::StrCat("positions ", chunk.first_position, " to ",
+                                                   past - 1, " are not within the model's ",
+                                                   config_.max_position));
+  }
+  for (const TokenId token : chunk.tokens) {
+    if (token < 0 || token >= config_.vocab_size) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("token ", token, " is not within the vocabulary of ", config_.vocab_size));
+    }
+  }
+  const int64_t blocks = (past + block_tokens_ - 1) / block_tokens_;
+  if (static_cast<int64_t>(chunk.block_table.size()) < blocks) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        past, " positions need ", blocks, " blocks, the table has ", chunk.block_table.size()));
+  }
+  int64_t oldest = 0;
+  if (config_.sliding_window.has_value()) {
+    oldest = std::max<int64_t>(0, int64_t{chunk.first_position} - *config_.sliding_window + 1);
+  }
+  for (int64_t b = oldest / block_tokens_; b < blocks; ++b) {
+    if (chunk.block_table[b] == BlockId(0)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("block ", b, " of the table is the null block, but is read"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CpuRunner::Validate(const StepPlan& plan) const {
+  if (in_flight_) return absl::FailedPreconditionError("a step is in flight; call Wait first");
+  if (plan.chunks.empty()) return absl::InvalidArgumentError("the plan has no chunks");
+  for (size_t i = 0; i < plan.chunks.size(); ++i) {
+    if (absl::Status status = ValidateChunk(plan.chunks[i]); !status.ok()) {
+      return absl::InvalidArgumentError(absl::StrCat("chunk ", i, ": ", status.message()));
+    }
+  }
+  return absl::OkStatus();
+}
+
+void CpuRunner::PlanRows(const StepPlan& plan) {
+  chunks_ = plan.chunks;
+  rows_.clear();
+  sampled_rows_.clear();
+  sampled_chunks_.clear();
+  for (size_t c = 0; c < chunks_.size(); ++c) {
+    const SequenceChunk& chunk = chunks_[c];
+    for (size_t t = 0; t < chunk.tokens.size(); ++t) {
+      rows_.push_back({chunk.tokens[t], chunk.first_position + static_cast<int32_t>(t),
+                       static_cast<int32_t>(c)});
+    }
+    if (chunk.sampling != nullptr) {
+      sampled_rows_.push_back(static_cast<int32_t>(rows_.size()) - 1);
+      sampled_chunks_.push_back(static_cast<int32_t>(c));
+    }
+  }
+  result_.sampled.assign(chunks_.size(), std::nullopt);
+}
+
+void CpuRunner::PlanAttention() {
+  const int32_t group = config_.num_heads / config_.num_kv_heads;
+  const int32_t tile = std::max(1, kAttentionItemRows / group);
+  items_.clear();
+  rotate_in_attention_ = true;
+  int32_t row = 0;
+  for (size_t c = 0; c < chunks_.size(); ++c) {
+    const auto tokens = static_cast<int32_t>(chunks_[c].tokens.size());
+    // One item then has all tokens of a KV head, so it can write their KV itself.
+    if (tokens > tile) rotate_in_attention_ = false;
+    for (int32_t t = 0; t < tokens; t += tile) {
+      const int32_t count = std::min(tile, tokens - t);
+      int64_t keys = chunks_[c].first_position + t + count;
+      if (config_.sliding_window.has_value()) {
+        keys = std::min<int64_t>(keys, int64_t{*config_.sliding_window} + count);
+      }
+      for (int32_t h = 0; h < config_.num_kv_heads; ++h) {
+        items_.push_back(
+            {static_cast<int32_t>(c), row + t, count, h, keys * (int64_t{count} * group + 4)});
+      }
+    }
+    row += tokens;
+  }
+  // The largest first, so that the threads finish together.
+  std::sort(items_.begin(), items_.end(),
+            [](const AttentionItem& a, const AttentionItem& b) { return a.cost > b.cost; });
+}
+
+void CpuRunner::ReserveBuffers() {
+  residual_.Reserve(rows() * hidden_stride_);
+  normalized_.Reserve(rows() * hidden_stride_);
+  qkv_.Reserve(rows() * qkv_stride_);
+  attention_.Reserve(rows() * attention_stride_);
+  intermediate_.Reserve(rows() * intermediate_stride_);
+  logits_.Reserve(static_cast<int64_t>(sampled_rows_.size()) * logits_stride_);
+  cosines_.Reserve(rows() * (config_.head_dim / 2));
+  sines_.Reserve(rows() * (config_.head_dim / 2));
+}
+
+absl::Status CpuRunner::Submit(const StepPlan& plan) {
+  if (absl::Status status = Validate(plan); !status.ok()) return status;
+  PlanRows(plan);
+  PlanAttention();
+  ReserveBuffers();
+  gate_status_ = absl::OkStatus();
+  abandoned_ = false;
+  in_flight_ = true;
+  team_.Start();
+  return absl::OkStatus();
+}
+
+absl::StatusOr<StepResult> CpuRunner::Wait() {
+  if (!in_flight_) return absl::FailedPreconditionError("no step is in flight; call Submit first");
+  team_.Join();
+  in_flight_ = false;
+  if (abandoned_) return gate_status_;
+  return std::move(result_);
+}
+
+absl::Span<const float> CpuRunner::logits(size_t chunk) const {
+  for (size_t i = 0; i < sampled_chunks_.size(); ++i) {
+    if (static_cast<size_t>(sampled_chunks_[i]) == chunk) {
+      return absl::MakeConstSpan(logits_.data() + static_cast<int64_t>(i) * logits_stride_,
+                                 config_.vocab_size);
+    }
+  }
+  return {};
+}
+
+const float* CpuRunner::VectorAt(const VectorPlacement& placement) const {
+  if (placement.size == 0) return nullptr;
+  return reinterpret_cast<const float*>(memory_.parameters + placement.offset.count());
+}
+
+// The barrier that ends what came before and lets every thread see the gate's answer.
+bool CpuRunner::EnterStage(int stage, int thread) {
+  if (thread == 0 && gate_ != nullptr) {
+    gate_status_ = gate_->AwaitStage(stage);
+    abandoned_ = !gate_status_.ok();
+  }
+  team_.Barrier();
+  return !abandoned_;
+}
+
+void CpuRunner::RunStep(int thread) {
+  if (!EnterStage(0, thread)) return;
+  Embed();
+  for (int layer = 0; layer < config_.num_layers; ++layer) {
+    if (!EnterStage(1 + layer, thread)) return;
+    RunLayer(layer, thread);
+  }
+  if (!EnterStage(1 + config_.num_layers, thread)) return;
+  if (!sampled_rows_.empty()) RunHead(thread);
+}
+
+void CpuRunner::Embed() {
+  const std::byte* embed = memory_.parameters + layout_.embed.offset.count();
+  const int64_t half = config_.head_dim / 2;
+  for (auto range = team_.Claim(rows(), 1); !range.empty(); range = team_.Claim(rows(), 1)) {
+    for (int64_t r = range.first; r < range.last; ++r) {
+      UnpackRow(embed, rows_[r].token, config_.hidden_size, residual_.data() + r * hidden_stride_);
+      RopeAngles(frequencies_, rows_[r].position, cosines_.data() + r * half,
+                 sines_.data() + r * half);
+    }
+  }
+}
+
+CpuRunner::Rows CpuRunner::Normalize(const VectorPlacement& weight,
+                                     absl::Span<const int32_t> indexes, int64_t count, int thread) {
+  const float* scale = VectorAt(weight);
+  const auto normalize = [&](int64_t i, float* out) {
+    const int64_t row = indexes.empty() ? i : indexes[i];
+    kernels_.rms_norm(residual_.data() + row * hidden_stride_, scale, config_.hidden_size,
+                      config_.rms_norm_eps, out + i * hidden_stride_);
+  };
+  if (count * hidden_stride_ <= kPrivateNormFloats) {
+    float* out = thread_states_[thread].normalized.data();
+    for (int64_t i = 0; i < count; ++i) normalize(i, out);
+    return {out, hidden_stride_};
+  }
+  for (auto range = team_.Claim(count, 1); !range.empty(); range = team_.Claim(count, 1)) {
+    for (int64_t i = range.first; i < range.last; ++i) normalize(i, normalized_.data());
+  }
+  team_.Barrier();
+  return {normalized_.data(), hidden_stride_};
+}
+
+void CpuRunner::RunProjection(ProjectionKernel kernel, const MatrixPlacement& matrix,
+                              const VectorPlacement& bias, Rows input, int64_t tokens,
+                              FloatBuffer& output, int64_t output_stride) {
+  Projection projection;
+  projection.weights = memory_.parameters + matrix.offset.count();
+  projection.rows = matrix.rows;
+  projection.cols = matrix.cols;
+  projection.bias = VectorAt(bias);
+  projection.input = input.data;
+  projection.input_stride = input.stride;
+  projection.tokens = tokens;
+  projection.output = output.data();
+  projection.output_stride = output_stride;
+  const bool gated = kernel == kernels_.project_gated;
+  const int64_t units = PanelCount(matrix.rows) / (gated ? 2 : 1);
+  const int64_t grain = gated ? 1 : 2;
+  for (auto range = team_.Claim(units, grain); !range.empty(); range = team_.Claim(units, grain)) {
+    kernel(projection, range.first, range.last);
+  }
+}
+
+void CpuRunner::RotateAndStore(int layer, int64_t row, int32_t kv_head) {
+  const int64_t dim = config_.head_dim, half = dim / 2;
+  const int32_t group = config_.num_heads / config_.num_kv_heads;
+  const float* cosines = cosines_.data() + row * half;
+  const float* sines = sines_.data() + row * half;
+  float* q = qkv_.data() + row * qkv_stride_;
+  float* k = q + (config_.num_heads + kv_head) * dim;
+  const float* v = k + config_.num_kv_heads * dim;
+  for (int32_t h = kv_head * group; h < (kv_head + 1) * group; ++h) {
+    kernels_.rotate(q + h * dim, cosines, sines, half);
+  }
+  kernels_.rotate(k, cosines, sines, half);
+
+  const int32_t position = rows_[row].position;
+  const BlockId block = chunks_[rows_[row].chunk].block_table[position / block_tokens_];
+  std::byte* keys = memory_.kv + int64_t{block.value()} * memory_.kv_block_bytes.count() +
+                    (int64_t{2} * layer * block_tokens_ + position % block_tokens_) * token_bytes_ +
+                    kv_head * dim * 2;
+  kernels_.to_bf16(k, dim, reinterpret_cast<uint16_t*>(keys));
+  kernels_.to_bf16(v, dim, reinterpret_cast<uint16_t*>(keys + block_tokens_ * token_bytes_));
+}
+
+void CpuRunner::Attend(int layer, const AttentionItem& item, int thread) {
+  const SequenceChunk& chunk = chunks_[item.chunk];
+  const int64_t dim = config_.head_dim;
+  AttentionTask task;
+  task.group = config_.num_heads / config_.num_kv_heads;
+  const int64_t head_offset = int64_t{item.kv_head} * task.group * dim;
+  task.query = qkv_.data() + item.first_row * qkv_stride_ + head_offset;
+  task.query_stride = qkv_stride_;
+  task.output = attention_.data() + item.first_row * attention_stride_ + head_offset;
+  task.output_stride = attention_stride_;
+  task.head_dim = config_.head_dim;
+  task.first_position = rows_[item.first_row].position;
+  task.tokens = item.tokens;
+  if (config_.sliding_window.has_value()) task.window = *config_.sliding_window;
+  task.kv = memory_.kv;
+  task.block_bytes = memory_.kv_block_bytes.count();
+  task.block_tokens = block_tokens_;
+  task.block_table = chunk.block_table.data();
+  task.key_offset = int64_t{2} * layer * block_tokens_ * token_bytes_ + item.kv_head * dim * 2;
+  task.value_offset = task.key_offset + block_tokens_ * token_bytes_;
+  task.token_bytes = token_bytes_;
+  kernels_.attention(task, thread_states_[thread].attention.data());
+}
+
+void CpuRunner::RunLayer(int layer, int thread) {
+  const LayerPlacement& at = layout_.layers[layer];
+  RunProjection(kernels_.project, at.qkv, at.qkv_bias,
+                Normalize(at.attention_norm, {}, rows(), thread), rows(), qkv_, qkv_stride_);
+  team_.Barrier();
+
+  if (!rotate_in_attention_) {
+    for (auto range = team_.Claim(rows(), 1); !range.empty(); range = team_.Claim(rows(), 1)) {
+      for (int64_t row = range.first; row < range.last; ++row) {
+        for (int32_t h = 0; h < config_.num_kv_heads; ++h) RotateAndStore(layer, row, h);
+      }
+    }
+    team_.Barrier();
+  }
+  const auto items = static_cast<int64_t>(items_.size());
+  for (auto range = team_.Claim(items, 1); !range.empty(); range = team_.Claim(items, 1)) {
+    for (int64_t i = range.first; i < range.last; ++i) {
+      const AttentionItem& item = items_[i];
+      for (int32_t t = 0; rotate_in_attention_ && t < item.tokens; ++t) {
+        RotateAndStore(layer, item.first_row + t, item.kv_head);
+      }
+      Attend(layer, item, thread);
+    }
+  }
+  team_.Barrier();
+
+  RunProjection(kernels_.project_add, at.o, at.o_bias, {attention_.data(), attention_stride_},
+                rows(), residual_, hidden_stride_);
+  team_.Barrier();
+  RunProjection(kernels_.project_gated, at.gate_up, at.gate_up_bias,
+                Normalize(at.mlp_norm, {}, rows(), thread), rows(), intermediate_,
+                intermediate_stride_);
+  team_.Barrier();
+  RunProjection(kernels_.project_add, at.down, at.down_bias,
+                {intermediate_.data(), intermediate_stride_}, rows(), residual_, hidden_stride_);
+}
+
+void CpuRunner::RunHead(int thread) {
+  const auto sampled = static_cast<int64_t>(sampled_rows_.size());
+  RunProjection(kernels_.project, layout_.lm_head, VectorPlacement{},
+                Normalize(layout_.final_norm, sampled_rows_, sampled, thread), sampled, logits_,
+                logits_stride_);
+  team_.Barrier();
+  for (auto range = team_.Claim(sampled, 1); !range.empty(); range = team_.Claim(sampled, 1)) {
+    for (int64_t i = range.first; i < range.last; ++i) {
+      const int32_t chunk = sampled_chunks_[i];
+      result_.sampled[chunk] =
+          Sample(absl::MakeConstSpan(logits_.data() + i * logits_stride_, config_.vocab_size),
+                 *chunks_[chunk].sampling, thread_states_[thread].sampling);
+    }
+  }
+}
+
+}  // namespace palimpsest

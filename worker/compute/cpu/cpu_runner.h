@@ -1,0 +1,160 @@
+// The CPU back-end: runs step plans of a Llama-family model with its own threads and kernels.
+//
+// Determinism: the logits of a token and the KV it writes depend on its sequence's tokens alone,
+// bit for bit; not on chunking, on what else is in the step, on the number of threads or on the
+// instruction set (kernels.h).
+//
+// Owns its threads and activations; parameters, KV and gate belong to the caller and must outlive
+// it. Threads and blocking: as model_runner.h says. AwaitStage is called by one of the runner's
+// threads, stage by stage in order (0 embedding, 1 + i layer i, then the head), each before the
+// first read of that stage. Nothing is allocated in a step unless it is larger than all before it.
+#ifndef PALIMPSEST_WORKER_COMPUTE_CPU_CPU_RUNNER_H_
+#define PALIMPSEST_WORKER_COMPUTE_CPU_CPU_RUNNER_H_
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "worker/compute/cpu/float_buffer.h"
+#include "worker/compute/cpu/kernels.h"
+#include "worker/compute/cpu/thread_team.h"
+#include "worker/core/model_runner.h"
+#include "worker/core/step_plan.h"
+#include "worker/model/image_layout.h"
+#include "worker/model/model_config.h"
+
+namespace palimpsest {
+
+struct CpuRunnerOptions {
+  int threads = 0;  // 0: one per CPU this process may run on
+  int32_t block_tokens = 16;
+  const Kernels* kernels = nullptr;  // none: the fastest that this machine supports
+};
+
+class CpuRunner final : public ModelRunner {
+ public:
+  // InvalidArgument if the config's shape is one that the kernels do not take, or if
+  // memory.kv_block_bytes does not hold a block. `gate` may be null: everything is readable.
+  static absl::StatusOr<std::unique_ptr<CpuRunner>> Create(const ModelConfig& config,
+                                                           const ImageLayout& layout,
+                                                           const ModelMemory& memory,
+                                                           ParameterGate* gate,
+                                                           const CpuRunnerOptions& options);
+
+  absl::Status Submit(const StepPlan& plan) override;
+  absl::StatusOr<StepResult> Wait() override;
+
+  // Logits of the last step's chunk, vocab_size floats; empty if that chunk sampled nothing. Valid
+  // between a successful Wait and the next Submit.
+  absl::Span<const float> logits(size_t chunk) const;
+
+  int threads() const { return team_.size(); }
+  const Kernels& kernels() const { return kernels_; }
+
+ private:
+  // One token of the step.
+  struct Row {
+    TokenId token;
+    int32_t position;
+    int32_t chunk;
+  };
+
+  // Attention of some tokens of one chunk over one KV head: the unit of work of that phase.
+  struct AttentionItem {
+    int32_t chunk;
+    int32_t first_row;
+    int32_t tokens;
+    int32_t kv_head;
+    int64_t cost;
+  };
+
+  struct ThreadState {
+    FloatBuffer attention;
+    FloatBuffer normalized;
+    SamplingScratch sampling;
+  };
+
+  // Rows of activations and the distance between them.
+  struct Rows {
+    const float* data;
+    int64_t stride;
+  };
+
+  CpuRunner(const ModelConfig& config, const ImageLayout& layout, const ModelMemory& memory,
+            ParameterGate* gate, const CpuRunnerOptions& options);
+
+  absl::Status Validate(const StepPlan& plan) const;
+  absl::Status ValidateChunk(const SequenceChunk& chunk) const;
+  void PlanRows(const StepPlan& plan);
+  void PlanAttention();
+  void ReserveBuffers();
+
+  void RunStep(int thread);
+  bool EnterStage(int stage, int thread);
+  void Embed();
+  void RunLayer(int layer, int thread);
+  void RunHead(int thread);
+
+  // RMS norm of `count` rows of the residual stream: all of them, or those of `indexes`.
+  Rows Normalize(const VectorPlacement& weight, absl::Span<const int32_t> indexes, int64_t count,
+                 int thread);
+  void RotateAndStore(int layer, int64_t row, int32_t kv_head);
+  void Attend(int layer, const AttentionItem& item, int thread);
+
+  using ProjectionKernel = void (*)(const Projection&, int64_t, int64_t);
+  // Every thread calls it; they share the units.
+  void RunProjection(ProjectionKernel kernel, const MatrixPlacement& matrix,
+                     const VectorPlacement& bias, Rows input, int64_t tokens, FloatBuffer& output,
+                     int64_t output_stride);
+
+  const float* VectorAt(const VectorPlacement& placement) const;
+  int64_t rows() const { return static_cast<int64_t>(rows_.size()); }
+
+  const ModelConfig config_;
+  const ImageLayout layout_;
+  const ModelMemory memory_;
+  ParameterGate* const gate_;
+  const int32_t block_tokens_;
+  const Kernels& kernels_;
+  const std::vector<float> frequencies_;
+
+  // Strides of the activations, in floats.
+  const int64_t hidden_stride_;
+  const int64_t qkv_stride_;
+  const int64_t attention_stride_;
+  const int64_t intermediate_stride_;
+  const int64_t logits_stride_;
+  const int64_t token_bytes_;  // of the keys, or values, of one token and layer
+
+  // The step in flight.
+  std::vector<SequenceChunk> chunks_;
+  std::vector<Row> rows_;
+  std::vector<AttentionItem> items_;
+  std::vector<int32_t> sampled_rows_;
+  std::vector<int32_t> sampled_chunks_;
+  bool rotate_in_attention_ = false;
+  StepResult result_;
+  absl::Status gate_status_;
+  bool abandoned_ = false;
+  bool in_flight_ = false;
+
+  FloatBuffer residual_;
+  FloatBuffer normalized_;
+  FloatBuffer qkv_;
+  FloatBuffer attention_;
+  FloatBuffer intermediate_;
+  FloatBuffer logits_;
+  FloatBuffer cosines_;
+  FloatBuffer sines_;
+  std::vector<ThreadState> thread_states_;
+
+  // Last: its threads use everything above.
+  ThreadTeam team_;
+};
+
+}  // namespace palimpsest
+
+#endif  // PALIMPSEST_WORKER_COMPUTE_CPU_CPU_RUNNER_H_

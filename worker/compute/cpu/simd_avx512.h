@@ -1,0 +1,131 @@
+// Sixteen floats in one AVX-512 register. See simd_generic.h for what each operation means.
+#ifndef PALIMPSEST_WORKER_COMPUTE_CPU_SIMD_AVX512_H_
+#define PALIMPSEST_WORKER_COMPUTE_CPU_SIMD_AVX512_H_
+
+#include <immintrin.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#define PALIMPSEST_INLINE static inline __attribute__((always_inline))
+
+namespace palimpsest::avx512 {
+
+// Vectors of accumulators that leave enough registers for weights and broadcasts.
+inline constexpr int kAccumulators = 24;
+// Shape of the attention micro-kernels: rows by vectors.
+inline constexpr int kAttentionRows = 6;
+inline constexpr int kAttentionVectors = 4;
+
+struct F32x16 {
+  __m512 v;
+};
+
+PALIMPSEST_INLINE F32x16 Zero() { return {_mm512_setzero_ps()}; }
+PALIMPSEST_INLINE F32x16 Broadcast(float x) { return {_mm512_set1_ps(x)}; }
+PALIMPSEST_INLINE F32x16 Load(const float* p) { return {_mm512_loadu_ps(p)}; }
+PALIMPSEST_INLINE void Store(float* p, F32x16 a) { _mm512_storeu_ps(p, a.v); }
+PALIMPSEST_INLINE F32x16 Add(F32x16 a, F32x16 b) { return {_mm512_add_ps(a.v, b.v)}; }
+PALIMPSEST_INLINE F32x16 Sub(F32x16 a, F32x16 b) { return {_mm512_sub_ps(a.v, b.v)}; }
+PALIMPSEST_INLINE F32x16 Mul(F32x16 a, F32x16 b) { return {_mm512_mul_ps(a.v, b.v)}; }
+PALIMPSEST_INLINE F32x16 Div(F32x16 a, F32x16 b) { return {_mm512_div_ps(a.v, b.v)}; }
+PALIMPSEST_INLINE F32x16 Max(F32x16 a, F32x16 b) { return {_mm512_max_ps(a.v, b.v)}; }
+PALIMPSEST_INLINE F32x16 Min(F32x16 a, F32x16 b) { return {_mm512_min_ps(a.v, b.v)}; }
+PALIMPSEST_INLINE F32x16 Fma(F32x16 a, F32x16 b, F32x16 c) {
+  return {_mm512_fmadd_ps(a.v, b.v, c.v)};
+}
+PALIMPSEST_INLINE F32x16 SelectLess(F32x16 a, F32x16 b, F32x16 yes, F32x16 no) {
+  return {_mm512_mask_blend_ps(_mm512_cmp_ps_mask(a.v, b.v, _CMP_LT_OQ), no.v, yes.v)};
+}
+PALIMPSEST_INLINE F32x16 AddExponent(F32x16 a, F32x16 n) {
+  return {_mm512_castsi512_ps(
+      _mm512_add_epi32(_mm512_castps_si512(a.v), _mm512_slli_epi32(_mm512_castps_si512(n.v), 23)))};
+}
+
+PALIMPSEST_INLINE float ReduceAdd(F32x16 a) {
+  const __m256 h = _mm256_add_ps(_mm512_castps512_ps256(a.v), _mm512_extractf32x8_ps(a.v, 1));
+  const __m128 q = _mm_add_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
+  const __m128 d = _mm_add_ps(q, _mm_movehl_ps(q, q));
+  return _mm_cvtss_f32(_mm_add_ss(d, _mm_movehdup_ps(d)));
+}
+PALIMPSEST_INLINE float ReduceMax(F32x16 a) {
+  const __m256 h = _mm256_max_ps(_mm512_castps512_ps256(a.v), _mm512_extractf32x8_ps(a.v, 1));
+  const __m128 q = _mm_max_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
+  const __m128 d = _mm_max_ps(q, _mm_movehl_ps(q, q));
+  return _mm_cvtss_f32(_mm_max_ss(d, _mm_movehdup_ps(d)));
+}
+
+PALIMPSEST_INLINE void Prefetch(const std::byte* p) {
+  _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T0);
+}
+
+PALIMPSEST_INLINE void SplitWords(__m512i words, F32x16& low, F32x16& high) {
+  low.v = _mm512_castsi512_ps(_mm512_slli_epi32(words, 16));
+  high.v = _mm512_castsi512_ps(
+      _mm512_and_si512(words, _mm512_set1_epi32(static_cast<int>(0xffff0000u))));
+}
+
+PALIMPSEST_INLINE void LoadLine(const std::byte* line, F32x16& low, F32x16& high) {
+  SplitWords(_mm512_load_si512(line), low, high);
+}
+
+PALIMPSEST_INLINE F32x16 LoadBf16(const uint16_t* p) {
+  const __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16))};
+}
+
+// Transposes sixteen vectors of sixteen words.
+PALIMPSEST_INLINE void Transpose(__m512i (&m)[16]) {
+  __m512i t[16];
+#pragma GCC unroll 16
+  for (int i = 0; i < 8; ++i) {
+    t[2 * i] = _mm512_unpacklo_epi32(m[2 * i], m[2 * i + 1]);
+    t[2 * i + 1] = _mm512_unpackhi_epi32(m[2 * i], m[2 * i + 1]);
+  }
+#pragma GCC unroll 16
+  for (int i = 0; i < 4; ++i) {
+    m[4 * i] = _mm512_unpacklo_epi64(t[4 * i], t[4 * i + 2]);
+    m[4 * i + 1] = _mm512_unpackhi_epi64(t[4 * i], t[4 * i + 2]);
+    m[4 * i + 2] = _mm512_unpacklo_epi64(t[4 * i + 1], t[4 * i + 3]);
+    m[4 * i + 3] = _mm512_unpackhi_epi64(t[4 * i + 1], t[4 * i + 3]);
+  }
+#pragma GCC unroll 16
+  for (int i = 0; i < 4; ++i) {
+    t[i] = _mm512_shuffle_i32x4(m[i], m[i + 4], 0x88);
+    t[i + 4] = _mm512_shuffle_i32x4(m[i], m[i + 4], 0xdd);
+    t[i + 8] = _mm512_shuffle_i32x4(m[i + 8], m[i + 12], 0x88);
+    t[i + 12] = _mm512_shuffle_i32x4(m[i + 8], m[i + 12], 0xdd);
+  }
+#pragma GCC unroll 16
+  for (int i = 0; i < 4; ++i) {
+    m[i] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0x88);
+    m[i + 4] = _mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0x88);
+    m[i + 8] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0xdd);
+    m[i + 12] = _mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0xdd);
+  }
+}
+
+PALIMPSEST_INLINE void TransposeBf16(const uint16_t* const* rows, int64_t dims, float* out,
+                                     int64_t out_stride) {
+  for (int64_t d = 0; d < dims; d += 32) {
+    const int64_t pairs = dims - d < 32 ? (dims - d) / 2 : 16;
+    const __mmask16 mask = static_cast<__mmask16>((uint32_t{1} << pairs) - 1);
+    __m512i m[16];
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; ++i) m[i] = _mm512_maskz_loadu_epi32(mask, rows[i] + d);
+    Transpose(m);
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; ++i) {
+      if (i < pairs) {
+        F32x16 even, odd;
+        SplitWords(m[i], even, odd);
+        Store(out + (d + 2 * i) * out_stride, even);
+        Store(out + (d + 2 * i + 1) * out_stride, odd);
+      }
+    }
+  }
+}
+
+}  // namespace palimpsest::avx512
+
+#endif  // PALIMPSEST_WORKER_COMPUTE_CPU_SIMD_AVX512_H_
