@@ -1,0 +1,545 @@
+#include "common/yaml_config.h"
+
+#include <yaml-cpp/eventhandler.h>
+#include <yaml-cpp/exceptions.h>
+#include <yaml-cpp/parser.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <sstream>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "common/file.h"
+
+namespace palimpsest {
+namespace yaml_config_internal {
+
+constexpr Bytes kMaxFile = MiB(1);
+constexpr size_t kMaxDepth = 16;
+constexpr size_t kMaxNodes = 20'000;
+constexpr size_t kMaxErrors = 20;
+
+struct Node {
+  enum class Kind { kNull, kScalar, kList, kMap };
+  Kind kind = Kind::kNull;
+  int line = 1;
+  std::string text;
+  bool quoted = false;
+  std::vector<std::unique_ptr<Node>> items;
+  std::vector<std::pair<std::string, std::unique_ptr<Node>>> entries;
+  // A setting that was asked for; Finish reports the others.
+  mutable bool read = false;
+
+  const Node* Entry(absl::string_view key) const {
+    for (const auto& [name, node] : entries) {
+      if (name == key) return node.get();
+    }
+    return nullptr;
+  }
+};
+
+// A setting as it was read: a scalar in YAML syntax, or a map or list of settings.
+struct Effective {
+  std::string scalar;
+  bool is_list = false;
+  std::vector<std::pair<std::string, std::unique_ptr<Effective>>> children;
+
+  Effective* Child(absl::string_view key) {
+    for (const auto& [name, child] : children) {
+      if (name == key) return child.get();
+    }
+    children.emplace_back(std::string(key), std::make_unique<Effective>());
+    return children.back().second.get();
+  }
+};
+
+struct Document {
+  std::string file_name;
+  std::unique_ptr<Node> root;
+  Effective effective;
+  // Stand in for maps that are missing.
+  std::vector<std::unique_ptr<Node>> made;
+  std::multimap<int, std::string> errors;  // by line
+};
+
+namespace {
+
+class SyntaxError : public YAML::Exception {
+ public:
+  using YAML::Exception::Exception;
+};
+
+// Builds the tree from parser events and stops at what is not accepted.
+class TreeBuilder : public YAML::EventHandler {
+ public:
+  std::unique_ptr<Node> Take() { return std::move(root_); }
+
+  void OnDocumentStart(const YAML::Mark&) override {}
+  void OnDocumentEnd() override {}
+  void OnNull(const YAML::Mark& mark, YAML::anchor_t anchor) override {
+    Add(mark, "", anchor, Node::Kind::kNull);
+  }
+  void OnAlias(const YAML::Mark& mark, YAML::anchor_t) override { Refuse(mark, "an alias"); }
+  void OnScalar(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor,
+                const std::string& value) override {
+    const bool quoted = tag == "!";
+    // yaml-cpp calls "~" and "null" scalars.
+    const bool null = !quoted && (value == "~" || value == "null");
+    if (awaiting_key()) {
+      CheckPlain(mark, tag, anchor);
+      if (open_.back()->Entry(value) != nullptr) {
+        Refuse(mark, absl::StrCat("a second '", value, "'"));
+      }
+      Count(mark);
+      open_.back()->entries.emplace_back(value, nullptr);
+      return;
+    }
+    Node* node = Add(mark, tag, anchor, null ? Node::Kind::kNull : Node::Kind::kScalar);
+    node->text = value;
+    node->quoted = quoted;
+  }
+  void OnSequenceStart(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor,
+                       YAML::EmitterStyle::value) override {
+    Open(mark, Add(mark, tag, anchor, Node::Kind::kList));
+  }
+  void OnSequenceEnd() override { open_.pop_back(); }
+  void OnMapStart(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor,
+                  YAML::EmitterStyle::value) override {
+    Open(mark, Add(mark, tag, anchor, Node::Kind::kMap));
+  }
+  void OnMapEnd() override { open_.pop_back(); }
+
+ private:
+  [[noreturn]] static void Refuse(const YAML::Mark& mark, absl::string_view what) {
+    throw SyntaxError(mark, absl::StrCat("found ", what, ", which is not allowed here"));
+  }
+
+  static void CheckPlain(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor) {
+    if (anchor != 0) Refuse(mark, "an anchor");
+    if (!tag.empty() && tag != "?" && tag != "!") Refuse(mark, "a tag");
+  }
+
+  void Count(const YAML::Mark& mark) {
+    if (++count_ > kMaxNodes) Refuse(mark, absl::StrCat("more than ", kMaxNodes, " values"));
+  }
+
+  // Whether the innermost open node is a map whose next scalar is a key.
+  bool awaiting_key() const {
+    if (open_.empty() || open_.back()->kind != Node::Kind::kMap) return false;
+    return open_.back()->entries.empty() || open_.back()->entries.back().second != nullptr;
+  }
+
+  Node* Add(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor,
+            Node::Kind kind) {
+    CheckPlain(mark, tag, anchor);
+    Count(mark);
+    if (awaiting_key()) Refuse(mark, "a key that is not a string");
+    auto node = std::make_unique<Node>();
+    Node* const added = node.get();
+    node->kind = kind;
+    node->line = mark.line + 1;
+    if (open_.empty()) {
+      root_ = std::move(node);
+    } else if (open_.back()->kind == Node::Kind::kMap) {
+      open_.back()->entries.back().second = std::move(node);
+    } else {
+      open_.back()->items.push_back(std::move(node));
+    }
+    return added;
+  }
+
+  void Open(const YAML::Mark& mark, Node* node) {
+    if (open_.size() == kMaxDepth) Refuse(mark, absl::StrCat("more than ", kMaxDepth, " levels"));
+    open_.push_back(node);
+  }
+
+  std::unique_ptr<Node> root_;
+  std::vector<Node*> open_;
+  size_t count_ = 0;
+};
+
+bool IsPlainScalar(absl::string_view text) {
+  return !text.empty() &&
+         std::all_of(text.begin(), text.end(),
+                     [](unsigned char c) {
+                       return absl::ascii_isalnum(c) || c == '_' || c == '.' || c == '/' ||
+                              c == '-';
+                     }) &&
+         text[0] != '-' && text[0] != '.';
+}
+
+// A string that reads back as itself. Words that mean something else without quotes get them.
+std::string QuotedScalar(absl::string_view text) {
+  double number;
+  if (IsPlainScalar(text) && text != "null" && text != "true" && text != "false" &&
+      !absl::SimpleAtod(text, &number)) {
+    return std::string(text);
+  }
+  std::string out = "\"";
+  for (const char c : text) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (c == '"' || c == '\\') {
+      out += '\\';
+      out += c;
+    } else if (byte < 0x20 || byte == 0x7f) {
+      absl::StrAppendFormat(&out, "\\x%02x", byte);
+    } else {
+      out += c;
+    }
+  }
+  return out + "\"";
+}
+
+void Emit(const Effective& setting, const std::string& indent, std::string& out) {
+  for (const auto& [name, child] : setting.children) {
+    const std::string lead = setting.is_list ? indent + "-" : indent + QuotedScalar(name) + ":";
+    if (!child->scalar.empty()) {
+      absl::StrAppend(&out, lead, " ", child->scalar, "\n");
+    } else if (child->children.empty()) {
+      absl::StrAppend(&out, lead, child->is_list ? " []\n" : " {}\n");
+    } else {
+      absl::StrAppend(&out, lead, "\n");
+      Emit(*child, indent + "  ", out);
+    }
+  }
+}
+
+std::string KindName(const Node& node) {
+  switch (node.kind) {
+    case Node::Kind::kNull:
+      return "nothing";
+    case Node::Kind::kList:
+      return "a list";
+    case Node::Kind::kMap:
+      return "a map";
+    case Node::Kind::kScalar:
+      break;
+  }
+  constexpr size_t kShown = 60;
+  const bool cut = node.text.size() > kShown;
+  return absl::StrCat(node.quoted ? "the string '" : "'",
+                      absl::Utf8SafeCEscape(node.text.substr(0, kShown)), cut ? "...'" : "'");
+}
+
+void CollectUnread(const Node& node, Document& document) {
+  for (const auto& [name, child] : node.entries) {
+    if (!child->read) {
+      document.errors.emplace(child->line,
+                              absl::StrCat("unknown key '", absl::Utf8SafeCEscape(name), "'"));
+    } else {
+      CollectUnread(*child, document);
+    }
+  }
+  for (const auto& item : node.items) CollectUnread(*item, document);
+}
+
+std::string FormatBytes(Bytes size) {
+  const int64_t n = size.count();
+  for (const auto& [unit, name] :
+       {std::pair<Bytes, const char*>{GiB(1), " GiB"}, {MiB(1), " MiB"}, {KiB(1), " KiB"}}) {
+    if (n != 0 && n % unit.count() == 0) return absl::StrCat(n / unit.count(), name);
+  }
+  return absl::StrCat(n);
+}
+
+}  // namespace
+}  // namespace yaml_config_internal
+
+using yaml_config_internal::Document;
+using yaml_config_internal::Effective;
+using yaml_config_internal::Node;
+
+bool ConfigReader::Has(absl::string_view key) const {
+  const Node* node = node_->Entry(key);
+  return node != nullptr && node->kind != Node::Kind::kNull;
+}
+
+void ConfigReader::Report(const Node* node, absl::string_view key, absl::string_view message) {
+  document_->errors.emplace(node == nullptr ? node_->line : node->line,
+                            absl::StrCat("'", key, "': ", message));
+}
+
+void ConfigReader::Error(absl::string_view key, absl::string_view message) {
+  Report(node_->Entry(key), key, message);
+}
+
+const Node* ConfigReader::Find(absl::string_view key, bool required) {
+  const Node* node = node_->Entry(key);
+  if (node != nullptr) node->read = true;
+  // "key:" with nothing behind it is the same as no key.
+  if (node != nullptr && node->kind != Node::Kind::kNull) return node;
+  if (required) Report(node, key, "is required and missing");
+  return nullptr;
+}
+
+const Node* ConfigReader::FindScalar(absl::string_view key, bool required,
+                                     absl::string_view expected) {
+  const Node* node = Find(key, required);
+  if (node == nullptr || node->kind == Node::Kind::kScalar) return node;
+  Report(node, key,
+         absl::StrCat("expected ", expected, ", got ", yaml_config_internal::KindName(*node)));
+  return nullptr;
+}
+
+std::string ConfigReader::String(absl::string_view key, std::optional<std::string> fallback) {
+  const Node* node = FindScalar(key, !fallback.has_value(), "a string");
+  std::string value = node != nullptr ? node->text : fallback.value_or("");
+  effective_->Child(key)->scalar = yaml_config_internal::QuotedScalar(value);
+  return value;
+}
+
+bool ConfigReader::Bool(absl::string_view key, std::optional<bool> fallback) {
+  const Node* node = FindScalar(key, !fallback.has_value(), "true or false");
+  bool value = fallback.value_or(false);
+  if (node != nullptr) {
+    const bool valid = !node->quoted && (node->text == "true" || node->text == "false");
+    if (!valid) {
+      Report(node, key,
+             absl::StrCat("expected true or false, got ", yaml_config_internal::KindName(*node)));
+    } else {
+      value = node->text == "true";
+    }
+  }
+  effective_->Child(key)->scalar = value ? "true" : "false";
+  return value;
+}
+
+template <typename T, typename Parse, typename Format>
+T ConfigReader::Ranged(absl::string_view key, absl::string_view expected, T min, T max,
+                       const std::optional<T>& fallback, Parse parse, Format format) {
+  const Node* node = FindScalar(key, !fallback.has_value(), expected);
+  T value = fallback.value_or(min);
+  if (node != nullptr) {
+    const std::optional<T> parsed = parse(*node);
+    if (!parsed.has_value() || !(*parsed >= min && *parsed <= max)) {
+      Report(node, key,
+             absl::StrCat("expected ", expected, " from ", format(min), " to ", format(max),
+                          ", got ", yaml_config_internal::KindName(*node)));
+    } else {
+      value = *parsed;
+    }
+  }
+  effective_->Child(key)->scalar = format(value);
+  return value;
+}
+
+int64_t ConfigReader::Int(absl::string_view key, int64_t min, int64_t max,
+                          std::optional<int64_t> fallback) {
+  return Ranged<int64_t>(
+      key, "a whole number", min, max, fallback,
+      [](const Node& node) -> std::optional<int64_t> {
+        int64_t value;
+        if (node.quoted || !absl::SimpleAtoi(node.text, &value)) return std::nullopt;
+        return value;
+      },
+      [](int64_t value) { return absl::StrCat(value); });
+}
+
+double ConfigReader::Double(absl::string_view key, double min, double max,
+                            std::optional<double> fallback) {
+  return Ranged<double>(
+      key, "a number", min, max, fallback,
+      [](const Node& node) -> std::optional<double> {
+        double value;
+        if (node.quoted || !absl::SimpleAtod(node.text, &value)) return std::nullopt;
+        return value;
+      },
+      [](double value) {
+        const std::string brief = absl::StrCat(value);
+        double back;
+        return absl::SimpleAtod(brief, &back) && back == value ? brief
+                                                               : absl::StrFormat("%.17g", value);
+      });
+}
+
+Bytes ConfigReader::Size(absl::string_view key, Bytes min, Bytes max,
+                         std::optional<Bytes> fallback) {
+  return Ranged<Bytes>(
+      key, "a size in bytes (as \"64 MiB\")", min, max, fallback,
+      [](const Node& node) -> std::optional<Bytes> {
+        absl::StatusOr<Bytes> value = ParseBytes(node.text);
+        if (!value.ok()) return std::nullopt;
+        return *value;
+      },
+      yaml_config_internal::FormatBytes);
+}
+
+absl::Duration ConfigReader::Duration(absl::string_view key, absl::Duration min, absl::Duration max,
+                                      std::optional<absl::Duration> fallback) {
+  return Ranged<absl::Duration>(
+      key, "a duration (as \"250ms\")", min, max, fallback,
+      [](const Node& node) -> std::optional<absl::Duration> {
+        absl::Duration value;
+        if (!absl::ParseDuration(node.text, &value)) return std::nullopt;
+        return value;
+      },
+      [](absl::Duration value) { return absl::FormatDuration(value); });
+}
+
+size_t ConfigReader::ChoiceIndex(absl::string_view key, const std::vector<absl::string_view>& names,
+                                 std::optional<size_t> fallback) {
+  const Node* node = FindScalar(key, !fallback.has_value(), "a word");
+  size_t index = fallback.value_or(0);
+  if (node != nullptr) {
+    const auto found = std::find(names.begin(), names.end(), node->text);
+    if (found == names.end()) {
+      Report(node, key,
+             absl::StrCat("expected one of ", absl::StrJoin(names, ", "), ", got ",
+                          yaml_config_internal::KindName(*node)));
+    } else {
+      index = static_cast<size_t>(found - names.begin());
+    }
+  }
+  effective_->Child(key)->scalar = yaml_config_internal::QuotedScalar(names[index]);
+  return index;
+}
+
+std::vector<std::string> ConfigReader::Strings(absl::string_view key, size_t max_items) {
+  std::vector<std::string> values;
+  Effective* const effective = effective_->Child(key);
+  effective->is_list = true;
+  const Node* list = Find(key, /*required=*/false);
+  if (list == nullptr) return values;
+  if (list->kind != Node::Kind::kList || list->items.size() > max_items) {
+    Report(list, key, absl::StrCat("expected a list of at most ", max_items, " strings"));
+    return values;
+  }
+  for (const auto& item : list->items) {
+    if (item->kind != Node::Kind::kScalar) {
+      Report(item.get(), key, "expected a list of strings");
+      continue;
+    }
+    effective->Child(absl::StrCat(values.size()))->scalar =
+        yaml_config_internal::QuotedScalar(item->text);
+    values.push_back(item->text);
+  }
+  return values;
+}
+
+ConfigReader ConfigReader::Map(absl::string_view key) {
+  const Node* node = Find(key, /*required=*/false);
+  if (node != nullptr && node->kind != Node::Kind::kMap) {
+    Report(node, key, absl::StrCat("expected a map, got ", yaml_config_internal::KindName(*node)));
+    node = nullptr;
+  }
+  if (node == nullptr) {
+    document_->made.push_back(std::make_unique<Node>());
+    document_->made.back()->kind = Node::Kind::kMap;
+    document_->made.back()->line = node_->line;
+    node = document_->made.back().get();
+  }
+  return ConfigReader(document_, node, effective_->Child(key));
+}
+
+std::vector<ConfigReader> ConfigReader::Maps(absl::string_view key, size_t max_items) {
+  std::vector<ConfigReader> readers;
+  Effective* const effective = effective_->Child(key);
+  effective->is_list = true;
+  const Node* list = Find(key, /*required=*/false);
+  if (list == nullptr) return readers;
+  if (list->kind != Node::Kind::kList || list->items.size() > max_items) {
+    Report(list, key, absl::StrCat("expected a list of at most ", max_items, " maps"));
+    return readers;
+  }
+  for (const auto& item : list->items) {
+    if (item->kind != Node::Kind::kMap) {
+      Report(item.get(), key, "expected a list of maps");
+      continue;
+    }
+    Effective* const child = effective->Child(absl::StrCat(readers.size()));
+    readers.push_back(ConfigReader(document_, item.get(), child));
+  }
+  return readers;
+}
+
+std::vector<std::pair<std::string, ConfigReader>> ConfigReader::NamedMaps(absl::string_view key,
+                                                                          size_t max_items) {
+  std::vector<std::pair<std::string, ConfigReader>> readers;
+  Effective* const effective = effective_->Child(key);
+  const Node* map = Find(key, /*required=*/false);
+  if (map == nullptr) return readers;
+  if (map->kind != Node::Kind::kMap || map->entries.size() > max_items) {
+    Report(map, key, absl::StrCat("expected a map of at most ", max_items, " names to maps"));
+    return readers;
+  }
+  ConfigReader inner(document_, map, effective);
+  for (const auto& [name, node] : map->entries) readers.emplace_back(name, inner.Map(name));
+  return readers;
+}
+
+YamlConfig::YamlConfig(std::unique_ptr<Document> document) : document_(std::move(document)) {}
+YamlConfig::YamlConfig(YamlConfig&&) noexcept = default;
+YamlConfig& YamlConfig::operator=(YamlConfig&&) noexcept = default;
+YamlConfig::~YamlConfig() = default;
+
+absl::StatusOr<YamlConfig> YamlConfig::Parse(absl::string_view text, absl::string_view file_name) {
+  if (text.size() > static_cast<size_t>(yaml_config_internal::kMaxFile.count())) {
+    return absl::InvalidArgumentError(absl::StrCat(file_name, ": longer than the ",
+                                                   yaml_config_internal::kMaxFile.ToString(),
+                                                   " allowed for a configuration"));
+  }
+  auto document = std::make_unique<Document>();
+  document->file_name = std::string(file_name);
+  try {
+    std::istringstream in{std::string(text)};
+    YAML::Parser parser(in);
+    yaml_config_internal::TreeBuilder builder;
+    parser.HandleNextDocument(builder);
+    document->root = builder.Take();
+    if (yaml_config_internal::TreeBuilder rest; parser.HandleNextDocument(rest)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(file_name, ": a second YAML document ('---') is not allowed"));
+    }
+  } catch (const YAML::Exception& error) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(file_name, ":", error.mark.line + 1, ": ", error.msg));
+  }
+  if (document->root == nullptr || document->root->kind == Node::Kind::kNull) {
+    document->root = std::make_unique<Node>();
+    document->root->kind = Node::Kind::kMap;
+  }
+  if (document->root->kind != Node::Kind::kMap) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(file_name, ":", document->root->line, ": expected 'key: value' lines, got ",
+                     yaml_config_internal::KindName(*document->root)));
+  }
+  return YamlConfig(std::move(document));
+}
+
+absl::StatusOr<YamlConfig> YamlConfig::ReadFile(const std::string& path) {
+  absl::StatusOr<std::string> text = palimpsest::ReadFile(path, yaml_config_internal::kMaxFile);
+  if (!text.ok()) return text.status();
+  return Parse(*text, path);
+}
+
+ConfigReader YamlConfig::root() {
+  return ConfigReader(document_.get(), document_->root.get(), &document_->effective);
+}
+
+absl::Status YamlConfig::Finish() {
+  yaml_config_internal::CollectUnread(*document_->root, *document_);
+  if (document_->errors.empty()) return absl::OkStatus();
+  std::vector<std::string> lines;
+  for (const auto& [line, message] : document_->errors) {
+    if (lines.size() == yaml_config_internal::kMaxErrors) {
+      lines.push_back(absl::StrCat("and ", document_->errors.size() - lines.size(), " more"));
+      break;
+    }
+    lines.push_back(absl::StrCat(document_->file_name, ":", line, ": ", message));
+  }
+  return absl::InvalidArgumentError(absl::StrJoin(lines, "\n"));
+}
+
+std::string YamlConfig::EffectiveYaml() const {
+  std::string out;
+  yaml_config_internal::Emit(document_->effective, "", out);
+  return out;
+}
+
+}  // namespace palimpsest
