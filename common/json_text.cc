@@ -12,6 +12,9 @@ namespace {
 
 using nlohmann::json;
 
+// Errors quote at most this many bytes of the text.
+constexpr size_t kMaxQuote = 200;
+
 // Walks the text without building anything, so that what is refused never costs memory.
 class Checker final : public nlohmann::json_sax<json> {
  public:
@@ -33,13 +36,14 @@ class Checker final : public nlohmann::json_sax<json> {
 
   bool key(string_t& key) override {
     if (keys_.back().insert(key).second) return true;
-    error_ = absl::StrCat("key \"", key, "\" appears twice in one object");
+    error_ = absl::StrCat("key \"", key.substr(0, kMaxQuote), "\" appears twice in one object");
     return false;
   }
 
   bool parse_error(size_t position, const std::string&,
                    const nlohmann::detail::exception& e) override {
-    error_ = absl::StrCat("at byte ", position, ": ", e.what());
+    error_ =
+        absl::StrCat("at byte ", position, ": ", absl::string_view(e.what()).substr(0, kMaxQuote));
     return false;
   }
 

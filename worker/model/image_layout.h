@@ -18,8 +18,8 @@
 
 namespace palimpsest {
 
-// A weight matrix of `rows` outputs by `cols` inputs (row-major in the source), stored in the packed
-// order of worker/compute/cpu/packing.h.
+// A weight matrix of `rows` outputs by `cols` inputs (row-major in the source), stored in the
+// packed order of worker/compute/cpu/packing.h.
 struct MatrixPlacement {
   Bytes offset;  // from the start of the image
   int32_t rows = 0;

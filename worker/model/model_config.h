@@ -25,7 +25,8 @@ struct RopeScaling {
   int32_t original_max_position = 8192;
 };
 
-// A decoder of the Llama family: RMSNorm, rotary embedding, grouped-query attention, gated SiLU MLP.
+// A decoder of the Llama family: RMSNorm, rotary embedding, grouped-query attention, gated SiLU
+// MLP.
 struct ModelConfig {
   std::string architecture;  // "LlamaForCausalLM", "Qwen2ForCausalLM", "MistralForCausalLM"
   int32_t num_layers = 0;
@@ -43,7 +44,8 @@ struct ModelConfig {
   bool qkv_bias = false;
   bool o_bias = false;
   bool mlp_bias = false;
-  std::optional<int32_t> sliding_window;  // a token sees itself and the sliding_window - 1 before it
+  std::optional<int32_t>
+      sliding_window;  // a token sees itself and the sliding_window - 1 before it
   std::optional<TokenId> bos_token_id;
   std::vector<TokenId> eos_token_ids;
 

@@ -1,0 +1,33 @@
+// What identifies a parameter image: two workers share an image exactly when their fingerprints are
+// equal, and KV blocks are keyed by it.
+#ifndef PALIMPSEST_WORKER_MODEL_FINGERPRINT_H_
+#define PALIMPSEST_WORKER_MODEL_FINGERPRINT_H_
+
+#include <cstdint>
+#include <functional>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "common/bytes.h"
+
+namespace palimpsest {
+
+// What the image depends on besides the files of the folder.
+struct PackingSpec {
+  uint32_t packing_version = 1;  // kPackingVersion of image_builder.h
+  std::string dtype = "bf16";    // of the matrices in the image
+  int32_t tensor_parallel_rank = 0;
+  int32_t tensor_parallel_size = 1;
+};
+
+// SHA-256 (32 raw bytes) over `spec`, config.json, generation_config.json, the safetensors index
+// and every *.safetensors file in order of name, each framed by the lengths of its name and
+// content. Files that are absent count as absent, not as empty. Blocks on the disk for as long as
+// it takes to read the weights; `progress` is called after each few MiB.
+absl::StatusOr<std::string> FingerprintModel(
+    const std::string& folder, const PackingSpec& spec,
+    const std::function<void(Bytes done, Bytes total)>& progress = nullptr);
+
+}  // namespace palimpsest
+
+#endif  // PALIMPSEST_WORKER_MODEL_FINGERPRINT_H_

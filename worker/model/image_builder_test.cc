@@ -1,0 +1,258 @@
+#include "worker/model/image_builder.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "worker/compute/cpu/packing.h"
+#include "worker/model/testing.h"
+
+namespace palimpsest {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr Bytes kSlab = KiB(8);
+
+// A zeroed image aligned as memory maps are.
+class Image {
+ public:
+  explicit Image(Bytes size)
+      : size_(static_cast<size_t>(size.count())),
+        bytes_(static_cast<std::byte*>(std::aligned_alloc(4096, size_))) {
+    std::fill_n(bytes_.get(), size_, std::byte{0});
+  }
+
+  absl::Span<std::byte> span() const { return {bytes_.get(), size_}; }
+  const std::byte* at(Bytes offset) const { return bytes_.get() + offset.count(); }
+  std::vector<std::byte> copy() const { return {bytes_.get(), bytes_.get() + size_}; }
+
+ private:
+  struct Free {
+    void operator()(std::byte* p) const { std::free(p); }
+  };
+  size_t size_;
+  std::unique_ptr<std::byte, Free> bytes_;
+};
+
+class ImageBuilderTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    folder_ = ::testing::TempDir() + "/image_builder_XXXXXX";
+    ASSERT_NE(mkdtemp(folder_.data()), nullptr);
+  }
+  void TearDown() override { std::filesystem::remove_all(folder_); }
+
+  std::vector<std::byte> Build(const ModelConfig& config, const RandomModelOptions& options = {}) {
+    std::filesystem::remove_all(folder_);
+    std::filesystem::create_directory(folder_);
+    EXPECT_TRUE(WriteRandomModel(folder_, config, options).ok());
+    auto checkpoint = Checkpoint::Open(folder_);
+    EXPECT_TRUE(checkpoint.ok()) << checkpoint.status();
+    auto layout = LayOutImage(config, kSlab);
+    Image image(layout->total);
+    const absl::Status status = BuildImage(*checkpoint, config, *layout, image.span());
+    EXPECT_TRUE(status.ok()) << status;
+    return image.copy();
+  }
+
+  // What checking says about exactly these tensors.
+  std::string Check(const ModelConfig& config, const std::vector<RandomTensor>& tensors) {
+    EXPECT_TRUE(WriteSafetensors(folder_ + "/model.safetensors", "BF16", tensors).ok());
+    auto checkpoint = Checkpoint::Open(folder_);
+    EXPECT_TRUE(checkpoint.ok()) << checkpoint.status();
+    auto layout = LayOutImage(config, kSlab);
+    const absl::Status status = CheckTensors(*checkpoint, config, *layout);
+    Image image(layout->total);
+    EXPECT_EQ(BuildImage(*checkpoint, config, *layout, image.span()), status);
+    return status.ok() ? "accepted" : std::string(status.message());
+  }
+
+  std::string folder_;
+};
+
+// Looks tensors up in an image by name, independently of the builder.
+class Reader {
+ public:
+  Reader(const ModelConfig& config, const std::vector<std::byte>& image)
+      : config_(config), layout_(*LayOutImage(config, kSlab)), image_(Bytes(image.size())) {
+    std::copy(image.begin(), image.end(), image_.span().begin());
+  }
+
+  std::vector<float> Rows(const MatrixPlacement& m, int64_t first, int64_t count) const {
+    std::vector<float> out(static_cast<size_t>(count * m.cols));
+    for (int64_t i = 0; i < count; ++i) {
+      UnpackRow(image_.at(m.offset), first + i, m.cols, out.data() + i * m.cols);
+    }
+    return out;
+  }
+  std::vector<float> Floats(const VectorPlacement& v, int64_t first, int64_t count) const {
+    const auto* from = reinterpret_cast<const float*>(image_.at(v.offset)) + first;
+    return {from, from + count};
+  }
+
+  std::vector<float> Tensor(const RandomTensor& tensor) const {
+    const std::string& name = tensor.name;
+    const int64_t n = tensor.shape[0];
+    if (name == "model.embed_tokens.weight") return Rows(layout_.embed, 0, n);
+    if (name == "lm_head.weight") return Rows(layout_.lm_head, 0, n);
+    if (name == "model.norm.weight") return Floats(layout_.final_norm, 0, n);
+    const size_t dot = name.find('.', sizeof("model.layers.") - 1);
+    const int layer = std::stoi(name.substr(sizeof("model.layers.") - 1));
+    return LayerTensor(layout_.layers[layer], name.substr(dot + 1), n);
+  }
+
+ private:
+  std::vector<float> LayerTensor(const LayerPlacement& layer, const std::string& name,
+                                 int64_t n) const {
+    const int64_t q = config_.num_heads * config_.head_dim;
+    const int64_t kv = config_.num_kv_heads * config_.head_dim;
+    const int64_t inner = config_.intermediate_size;
+    if (name == "input_layernorm.weight") return Floats(layer.attention_norm, 0, n);
+    if (name == "post_attention_layernorm.weight") return Floats(layer.mlp_norm, 0, n);
+    if (name == "self_attn.q_proj.weight") return Rows(layer.qkv, 0, n);
+    if (name == "self_attn.k_proj.weight") return Rows(layer.qkv, q, n);
+    if (name == "self_attn.v_proj.weight") return Rows(layer.qkv, q + kv, n);
+    if (name == "self_attn.q_proj.bias") return Floats(layer.qkv_bias, 0, n);
+    if (name == "self_attn.k_proj.bias") return Floats(layer.qkv_bias, q, n);
+    if (name == "self_attn.v_proj.bias") return Floats(layer.qkv_bias, q + kv, n);
+    if (name == "self_attn.o_proj.weight") return Rows(layer.o, 0, n);
+    if (name == "self_attn.o_proj.bias") return Floats(layer.o_bias, 0, n);
+    if (name == "mlp.gate_proj.weight") return Rows(layer.gate_up, 0, n);
+    if (name == "mlp.up_proj.weight") return Rows(layer.gate_up, inner, n);
+    if (name == "mlp.gate_proj.bias") return Floats(layer.gate_up_bias, 0, n);
+    if (name == "mlp.up_proj.bias") return Floats(layer.gate_up_bias, inner, n);
+    if (name == "mlp.down_proj.weight") return Rows(layer.down, 0, n);
+    if (name == "mlp.down_proj.bias") return Floats(layer.down_bias, 0, n);
+    ADD_FAILURE() << name;
+    return {};
+  }
+
+  const ModelConfig& config_;
+  const ImageLayout layout_;
+  Image image_;
+};
+
+TEST_F(ImageBuilderTest, HoldsEverySourceTensor) {
+  ModelConfig llama = TinyModelConfig();
+  llama.qkv_bias = llama.o_bias = llama.mlp_bias = true;
+  ModelConfig qwen = TinyModelConfig();
+  qwen.architecture = "Qwen2ForCausalLM";
+  qwen.qkv_bias = qwen.tie_word_embeddings = true;
+  ModelConfig odd = TinyModelConfig();
+  odd.vocab_size = 259;  // neither rows nor parts end with a panel
+  odd.head_dim = 6;
+  odd.intermediate_size = 77;
+  odd.hidden_size = 50;
+  for (const ModelConfig& config : {TinyModelConfig(), llama, qwen, odd}) {
+    const std::vector<std::byte> image = Build(config, {.seed = 7});
+    const Reader reader(config, image);
+    for (const RandomTensor& tensor : RandomTensors(config, 7)) {
+      EXPECT_EQ(reader.Tensor(tensor), tensor.values) << config.architecture << tensor.name;
+    }
+  }
+}
+
+TEST_F(ImageBuilderTest, IsTheSameForAllTypesAndShards) {
+  const ModelConfig config = TinyModelConfig();
+  const std::vector<std::byte> image = Build(config);
+  EXPECT_EQ(Build(config, {.dtype = "F16"}), image);
+  EXPECT_EQ(Build(config, {.dtype = "F32"}), image);
+  EXPECT_EQ(Build(config, {.shards = 5}), image);
+  EXPECT_NE(Build(config, {.seed = 2}), image);
+}
+
+TEST_F(ImageBuilderTest, ReportsProgressUpToTheEnd) {
+  const ModelConfig config = TinyModelConfig();
+  ASSERT_TRUE(WriteRandomModel(folder_, config).ok());
+  auto checkpoint = Checkpoint::Open(folder_);
+  auto layout = LayOutImage(config, kSlab);
+  Image image(layout->total);
+  Bytes last;
+  Bytes all;
+  ASSERT_TRUE(BuildImage(*checkpoint, config, *layout, image.span(), [&](Bytes done, Bytes total) {
+                EXPECT_GT(done, last);
+                last = done;
+                all = total;
+              }).ok());
+  EXPECT_EQ(last, all);
+  EXPECT_GT(last, Bytes(0));
+}
+
+TEST_F(ImageBuilderTest, NamesMissingTensors) {
+  const ModelConfig config = TinyModelConfig();
+  const std::vector<RandomTensor> tensors = RandomTensors(config, 1);
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    std::vector<RandomTensor> fewer = tensors;
+    fewer.erase(fewer.begin() + static_cast<int64_t>(i));
+    EXPECT_EQ(Check(config, fewer), "the model folder lacks tensors: " + tensors[i].name);
+  }
+  EXPECT_THAT(Check(config, {}), HasSubstr("and 13 more"));
+}
+
+TEST_F(ImageBuilderTest, NamesTensorsOfTheWrongShape) {
+  const ModelConfig config = TinyModelConfig();
+  const std::vector<RandomTensor> tensors = RandomTensors(config, 1);
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    std::vector<RandomTensor> wrong = tensors;
+    wrong[i].shape.push_back(1);
+    EXPECT_THAT(Check(config, wrong), HasSubstr("tensor " + tensors[i].name + ": expected shape"));
+  }
+  std::vector<RandomTensor> transposed = tensors;
+  std::swap(transposed[0].shape[0], transposed[0].shape[1]);
+  EXPECT_THAT(Check(config, transposed), HasSubstr("expected shape [320, 64]"));
+}
+
+TEST_F(ImageBuilderTest, RefusesTensorsItDoesNotKnow) {
+  ModelConfig config = TinyModelConfig();
+  std::vector<RandomTensor> tensors = RandomTensors(config, 1);
+  tensors.push_back({"model.layers.0.self_attn.rotary_emb.inv_freq", {2}, {1.0f, 0.5f}});
+  EXPECT_EQ(Check(config, tensors), "accepted");
+  tensors.push_back({"model.layers.0.self_attn.q_norm.weight", {1}, {1.0f}});
+  EXPECT_THAT(Check(config, tensors), HasSubstr("model.layers.0.self_attn.q_norm.weight"));
+}
+
+TEST_F(ImageBuilderTest, RefusesBiasesThatTheConfigDenies) {
+  ModelConfig config = TinyModelConfig();
+  config.qkv_bias = true;
+  const std::vector<RandomTensor> tensors = RandomTensors(config, 1);
+  config.qkv_bias = false;
+  EXPECT_THAT(Check(config, tensors), HasSubstr("k_proj.bias"));
+}
+
+TEST_F(ImageBuilderTest, ToleratesTheSecondCopyOfTiedEmbeddings) {
+  ModelConfig config = TinyModelConfig();
+  const std::vector<RandomTensor> tensors = RandomTensors(config, 1);
+  config.tie_word_embeddings = true;
+  EXPECT_EQ(Check(config, tensors), "accepted");
+}
+
+TEST(ModelConfigJson, IsReadBack) {
+  ModelConfig config = TinyModelConfig();
+  config.qkv_bias = config.o_bias = config.mlp_bias = true;
+  config.rope_scaling = RopeScaling{.kind = RopeScaling::Kind::kLlama3, .factor = 4.0};
+  config.eos_token_ids = {3, 4};
+  config.bos_token_id = 1;
+  auto back = ParseModelConfig(ModelConfigJson(config), "");
+  ASSERT_TRUE(back.ok()) << back.status();
+  EXPECT_EQ(ModelConfigJson(*back), ModelConfigJson(config));
+  EXPECT_TRUE(back->qkv_bias && back->mlp_bias);
+  for (const char* architecture : {"Qwen2ForCausalLM", "MistralForCausalLM"}) {
+    ModelConfig windowed = TinyModelConfig();
+    windowed.architecture = architecture;
+    windowed.sliding_window = 17;
+    auto parsed = ParseModelConfig(ModelConfigJson(windowed), "");
+    ASSERT_TRUE(parsed.ok()) << parsed.status();
+    EXPECT_EQ(parsed->sliding_window, 17);
+    windowed.sliding_window.reset();
+    EXPECT_EQ(ParseModelConfig(ModelConfigJson(windowed), "")->sliding_window, std::nullopt);
+  }
+}
+
+}  // namespace
+}  // namespace palimpsest

@@ -1,0 +1,107 @@
+#include "worker/model/packer.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstddef>
+#include <functional>
+#include <utility>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+#include "common/fd.h"
+#include "worker/model/image_builder.h"
+#include "worker/model/image_layout.h"
+#include "worker/model/manifest.h"
+#include "worker/model/model_config.h"
+#include "worker/model/safetensors.h"
+
+namespace palimpsest {
+namespace {
+
+constexpr int64_t kProgressSteps = 200;
+
+absl::Status WriteAll(int fd, absl::string_view bytes, absl::string_view what) {
+  while (!bytes.empty()) {
+    const ssize_t wrote = ::write(fd, bytes.data(), bytes.size());
+    if (wrote < 0 && errno == EINTR) continue;
+    if (wrote < 0) return ErrnoStatus(absl::StrCat("cannot write ", what));
+    bytes.remove_prefix(static_cast<size_t>(wrote));
+  }
+  return absl::OkStatus();
+}
+
+class SharedMapping {
+ public:
+  // Gives the file exactly `size` zero bytes and maps them. The pages are allocated here, so that a
+  // lack of memory is an error and not a signal on first touch.
+  static absl::StatusOr<SharedMapping> Create(int fd, Bytes size) {
+    if (::ftruncate(fd, 0) != 0 || ::ftruncate(fd, size.count()) != 0) {
+      return ErrnoStatus(absl::StrCat("cannot give the image file ", size.ToString()));
+    }
+    if (::fallocate(fd, 0, 0, size.count()) != 0) {
+      return ErrnoStatus(absl::StrCat("cannot allocate ", size.ToString(), " for the image"));
+    }
+    void* data = ::mmap(nullptr, static_cast<size_t>(size.count()), PROT_READ | PROT_WRITE,
+                        MAP_SHARED, fd, 0);
+    if (data == MAP_FAILED) return ErrnoStatus("cannot map the image file");
+    return SharedMapping(static_cast<std::byte*>(data), static_cast<size_t>(size.count()));
+  }
+
+  SharedMapping(SharedMapping&& other) noexcept
+      : data_(std::exchange(other.data_, nullptr)), size_(other.size_) {}
+  SharedMapping& operator=(SharedMapping&&) = delete;
+  ~SharedMapping() {
+    if (data_ != nullptr) ::munmap(data_, size_);
+  }
+
+  absl::Span<std::byte> span() const { return {data_, size_}; }
+
+ private:
+  SharedMapping(std::byte* data, size_t size) : data_(data), size_(size) {}
+
+  std::byte* data_;
+  size_t size_;
+};
+
+// Writes a line per half percent. The reader may be gone; progress is not worth failing for.
+ByteProgress LinesTo(int fd) {
+  if (fd < 0) return nullptr;
+  return [fd, next = Bytes(0)](Bytes done, Bytes total) mutable {
+    if (done < next && done < total) return;
+    next = done + total / kProgressSteps;
+    WriteAll(fd, absl::StrCat("pack ", done.count(), " ", total.count(), "\n"), "progress")
+        .IgnoreError();
+  };
+}
+
+}  // namespace
+
+absl::Status Pack(const PackRequest& request) {
+  auto config = ReadModelConfig(request.model_folder);
+  if (!config.ok()) return config.status();
+  auto layout = LayOutImage(*config, request.slab_bytes);
+  if (!layout.ok()) return layout.status();
+  auto manifest =
+      MakeManifest(*config, *layout, request.kv_block_tokens, request.max_sequence_tokens);
+  if (!manifest.ok()) return manifest.status();
+  auto checkpoint = Checkpoint::Open(request.model_folder);
+  if (!checkpoint.ok()) return checkpoint.status();
+  absl::Status status = CheckTensors(*checkpoint, *config, *layout);
+  if (status.ok()) {
+    auto mapping = SharedMapping::Create(request.output_fd, layout->total);
+    if (!mapping.ok()) return mapping.status();
+    status =
+        BuildImage(*checkpoint, *config, *layout, mapping->span(), LinesTo(request.progress_fd));
+  }
+  if (!status.ok()) {
+    return absl::Status(status.code(), absl::StrCat(request.model_folder, ": ", status.message()));
+  }
+  return WriteAll(request.manifest_fd, manifest->SerializeAsString(), "the manifest");
+}
+
+}  // namespace palimpsest

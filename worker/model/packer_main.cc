@@ -1,0 +1,35 @@
+// palimpsest-packer: started by the broker to fill a parameter image (see packer.h).
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+
+#include "CLI/CLI.hpp"
+#include "worker/model/packer.h"
+
+int main(int argc, char** argv) {
+  palimpsest::PackRequest request;
+  int64_t slab_bytes = 0;
+  CLI::App app("Writes a model folder as a parameter image into an open memfd");
+  app.add_option("--model", request.model_folder, "Hugging Face model folder")->required();
+  app.add_option("--slab-bytes", slab_bytes, "size of a slab in bytes")->required();
+  app.add_option("--kv-block-tokens", request.kv_block_tokens, "tokens of one KV block")
+      ->required();
+  app.add_option("--max-sequence-tokens", request.max_sequence_tokens,
+                 "longest sequence that will be served, in tokens")
+      ->required();
+  app.add_option("--output-fd", request.output_fd, "descriptor of the memfd")->required();
+  app.add_option("--manifest-fd", request.manifest_fd,
+                 "descriptor that gets the serialized ImageManifest")
+      ->required();
+  app.add_option("--progress-fd", request.progress_fd,
+                 "descriptor that gets lines \"pack DONE TOTAL\"");
+  CLI11_PARSE(app, argc, argv);
+
+  request.slab_bytes = palimpsest::Bytes(slab_bytes);
+  std::signal(SIGPIPE, SIG_IGN);
+  const absl::Status status = palimpsest::Pack(request);
+  if (status.ok()) return EXIT_SUCCESS;
+  std::fprintf(stderr, "palimpsest-packer: %s\n", status.ToString().c_str());
+  return EXIT_FAILURE;
+}
