@@ -1,0 +1,358 @@
+// Random requests, cancels, failed steps and slabs that come and go at every step: whatever
+// happens, every sequence must say what it says alone with plenty of memory.
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <random>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "worker/core/fake_model.h"
+#include "worker/core/scheduler.h"
+
+namespace palimpsest {
+namespace {
+
+class LetterTokens : public TokenBytes {
+ public:
+  LetterTokens() {
+    for (int i = 0; i < 64; ++i) {
+      std::string text;
+      for (int value = i; value > 0; value /= 3) text += static_cast<char>('a' + value % 3);
+      texts_.push_back(text);
+    }
+  }
+  absl::string_view BytesOf(TokenId token) const override { return texts_.at(token); }
+
+ private:
+  std::vector<std::string> texts_;
+};
+
+BlockKey WeakKey(const BlockKey& parent, absl::Span<const TokenId> tokens) {
+  uint64_t sum = parent.low;
+  for (TokenId token : tokens) sum += token;
+  return {0, sum % 13};
+}
+
+struct Expected {
+  std::vector<TokenId> tokens;
+  FinishReason reason = FinishReason::kLength;
+  int32_t trim = 0;
+};
+
+struct Tracked {
+  SequenceRequest request;
+  std::vector<TokenId> output;
+  std::optional<SequenceOutput> last;
+};
+
+class Simulation {
+ public:
+  explicit Simulation(uint64_t seed)
+      : random_(seed),
+        config_(RandomConfig()),
+        model_config_{config_.geometry, config_.vocab_size, config_.sliding_window},
+        kv_((config_.geometry.slab_bytes * config_.geometry.region_slabs).count()),
+        mapped_(config_.geometry.region_slabs),
+        model_(model_config_, kv_.data()),
+        scheduler_(config_, &token_bytes_, Chance(20) ? WeakKey : ChainKey) {}
+
+  void Run() {
+    const int steps = Between(40, 120);
+    for (int i = 0; i < steps && !::testing::Test::HasFatalFailure(); ++i) RandomStep();
+    Drain();
+    for (auto& [id, tracked] : sequences_) Verify(tracked);
+  }
+
+  int64_t preemptions() const { return scheduler_.counters().preemptions; }
+  int64_t cached_tokens() const { return scheduler_.counters().cached_tokens; }
+  int64_t moves() const { return moves_; }
+  int64_t finished() const { return finished_; }
+
+ private:
+  int Between(int low, int high) { return std::uniform_int_distribution<int>(low, high)(random_); }
+  bool Chance(int percent) { return Between(1, 100) <= percent; }
+
+  SchedulerConfig RandomConfig() {
+    SchedulerConfig config;
+    config.geometry.block_tokens = Between(1, 5);
+    config.geometry.block_bytes =
+        Bytes(FakeModel::kEntryBytes * (config.geometry.block_tokens + Between(0, 2)));
+    config.geometry.slab_bytes = Bytes(8 * Between(2, 24));
+    const int blocks = Between(12, 70);
+    config.geometry.region_slabs = static_cast<int32_t>(
+        CeilDiv(config.geometry.block_bytes * (blocks + 1), config.geometry.slab_bytes));
+    config.vocab_size = 50;
+    config.max_sequence_tokens = Between(20, 90);
+    config.sliding_window = Chance(30) ? Between(1, 20) : 0;
+    config.eos_token_ids = {7};
+    config.max_batch_sequences = Between(1, 8);
+    config.max_step_tokens = config.max_batch_sequences + Between(0, 24);
+    config.queue_capacity = Between(1, 30);
+    EXPECT_TRUE(config.Validate().ok());
+    return config;
+  }
+
+  std::vector<TokenId> RandomPrompt(int longest) {
+    std::vector<TokenId> prompt;
+    if (Chance(30) && !sequences_.empty()) {  // the next turn of an earlier conversation
+      const Tracked& earlier =
+          std::next(sequences_.begin(), Between(0, sequences_.size() - 1))->second;
+      prompt = earlier.request.prompt;
+      prompt.insert(prompt.end(), earlier.output.begin(), earlier.output.end());
+    } else if (Chance(60)) {  // a shared beginning
+      std::mt19937 shared(Between(1, 3));
+      for (int i = Between(1, 30); i > 0; --i) prompt.push_back(shared() % 50);
+    }
+    for (int i = Between(0, 12); i > 0; --i) prompt.push_back(Between(0, 49));
+    if (prompt.empty()) prompt.push_back(1);
+    if (static_cast<int>(prompt.size()) > longest) prompt.resize(longest);
+    return prompt;
+  }
+
+  void AddRandom() {
+    if (scheduler_.longest_sequence() < 2) return;
+    SequenceRequest request;
+    request.prompt = RandomPrompt(scheduler_.longest_sequence() - 1);
+    if (Chance(20)) request.output_offset = Between(0, request.prompt.size() - 1);
+    request.params.max_tokens = Chance(20) ? 0 : Between(1, 40);
+    request.params.seed = Between(1, 3);
+    request.params.ignore_eos = Chance(40);
+    if (Chance(30)) request.params.stop = {"abcab", "cc", "bab"};
+    if (Chance(20)) request.params.stop_token_ids = {11, 12};
+    const int fresh = scheduler_.waiting();
+    const auto id = scheduler_.Add(request);
+    if (!id.ok()) {
+      ASSERT_EQ(id.status().code(), absl::StatusCode::kResourceExhausted) << id.status();
+      ASSERT_GE(fresh, config_.queue_capacity);
+      return;
+    }
+    sequences_[*id] = {request, {}, {}};
+  }
+
+  void RandomStep() {
+    if (Chance(40)) AddRandom();
+    if (Chance(6) && !sequences_.empty()) CancelRandom();
+    if (Chance(25)) MapSlabs(Between(1, 6));
+    if (Chance(15)) GiveSlabs(Between(1, Chance(20) ? 100 : 6));
+    Step();
+  }
+
+  void CancelRandom() {
+    const auto it = std::next(sequences_.begin(), Between(0, sequences_.size() - 1));
+    const bool running = !it->second.last.has_value();
+    CollectOutputs();
+    EXPECT_EQ(scheduler_.Cancel(it->first), running && !it->second.last.has_value());
+  }
+
+  void MapSlabs(int count) {
+    std::vector<RegionIndex> fresh;
+    for (size_t i = 0; i < mapped_.size(); ++i) {
+      if (!mapped_[i]) fresh.push_back(RegionIndex(i));
+    }
+    if (Chance(50)) std::shuffle(fresh.begin(), fresh.end(), random_);
+    if (static_cast<int>(fresh.size()) > count) fresh.resize(count);
+    for (RegionIndex index : fresh) {
+      mapped_[index.value()] = true;
+      Garble(index);
+    }
+    scheduler_.OnSlabsMapped(fresh);
+  }
+
+  void GiveSlabs(int count) {
+    const int held = std::count(mapped_.begin(), mapped_.end(), true);
+    const Scheduler::Give give = scheduler_.GiveSlabs(count);
+    EXPECT_EQ(static_cast<int>(give.slabs.size()), std::min(count, held));
+    std::set<BlockId> sources, targets;
+    for (const BlockMove& move : give.moves) {
+      sources.insert(move.from);
+      targets.insert(move.to);
+    }
+    EXPECT_EQ(sources.size(), give.moves.size());
+    EXPECT_EQ(targets.size(), give.moves.size());
+    const int64_t size = config_.geometry.block_bytes.count();
+    for (const BlockMove& move : give.moves) {
+      EXPECT_FALSE(sources.contains(move.to));
+      ExpectMapped(move.from);
+      std::memcpy(&kv_[move.to.value() * size], &kv_[move.from.value() * size], size);
+    }
+    for (RegionIndex index : give.slabs) {
+      EXPECT_TRUE(mapped_[index.value()]);
+      mapped_[index.value()] = false;
+      Garble(index);
+    }
+    for (const BlockMove& move : give.moves) ExpectMapped(move.to);
+    moves_ += give.moves.size();
+  }
+
+  void Garble(RegionIndex index) {
+    const int64_t size = config_.geometry.slab_bytes.count();
+    for (int64_t i = 0; i < size; ++i) kv_[index.value() * size + i] = std::byte(random_());
+  }
+
+  void ExpectMapped(BlockId block) {
+    const int64_t size = config_.geometry.block_bytes.count();
+    for (int64_t i = block.value() * size; i < (block.value() + 1) * size; ++i) {
+      ASSERT_TRUE(mapped_[i / config_.geometry.slab_bytes.count()]) << "block " << block;
+    }
+  }
+
+  void CheckPlan(const StepPlan& plan) {
+    size_t tokens = 0;
+    ASSERT_LE(static_cast<int>(plan.chunks.size()), config_.max_batch_sequences);
+    for (const SequenceChunk& chunk : plan.chunks) {
+      tokens += chunk.tokens.size();
+      const auto end = chunk.first_position + static_cast<int32_t>(chunk.tokens.size());
+      ASSERT_EQ(static_cast<int32_t>(chunk.block_table.size()), config_.geometry.BlocksFor(end));
+      for (BlockId block : chunk.block_table) {
+        if (block != kNullBlock) ExpectMapped(block);
+      }
+      if (chunk.sampling == nullptr) continue;
+      ASSERT_EQ(static_cast<int32_t>(chunk.sampling->history.size()), end);
+      ASSERT_TRUE(std::equal(chunk.tokens.begin(), chunk.tokens.end(),
+                             chunk.sampling->history.end() - chunk.tokens.size()));
+    }
+    ASSERT_LE(static_cast<int>(tokens), config_.max_step_tokens);
+  }
+
+  void Step() {
+    const StepPlan& plan = scheduler_.Schedule();
+    CheckPlan(plan);
+    if (!plan.chunks.empty()) {
+      if (Chance(8)) {
+        model_.Execute(plan, Between(0, plan.chunks.size() - 1));
+        scheduler_.Abandon();
+      } else {
+        scheduler_.Commit(model_.Execute(plan));
+      }
+    }
+    CollectOutputs();
+    scheduler_.CheckInvariants();
+  }
+
+  void CollectOutputs() {
+    for (const SequenceOutput& output : scheduler_.TakeOutputs()) {
+      Tracked& tracked = sequences_.at(output.id);
+      ASSERT_FALSE(tracked.last.has_value()) << "output after the end";
+      if (output.token.has_value()) tracked.output.push_back(output.token->token);
+      if (output.finish.has_value()) tracked.last = output;
+    }
+  }
+
+  // With what it asks for, every sequence must come to its end. The slabs come in any order.
+  void Drain() {
+    const int64_t limit = 200 + 100 * static_cast<int64_t>(sequences_.size()) *
+                                    (config_.max_sequence_tokens + 1) / 10;
+    for (int64_t i = 0; !scheduler_.idle() && !::testing::Test::HasFatalFailure(); ++i) {
+      ASSERT_LT(i, limit) << "no end in sight";
+      const int mapped = std::count(mapped_.begin(), mapped_.end(), true);
+      const int wanted = scheduler_.Demand().needed;
+      ASSERT_LE(wanted, static_cast<int>(mapped_.size()));
+      if (wanted > mapped) MapSlabs(wanted - mapped);
+      Step();
+    }
+  }
+
+  Expected ExpectedOf(const SequenceRequest& request) {
+    Expected expected;
+    const auto begin = static_cast<int32_t>(request.prompt.size()) - request.output_offset;
+    const int32_t room = scheduler_.longest_sequence() - begin;
+    const int32_t most =
+        request.params.max_tokens == 0 ? room : std::min(request.params.max_tokens, room);
+    const auto stream =
+        FakeModel::Reference(model_config_, request.prompt, request.output_offset,
+                             request.params.seed, std::max(0, most - request.output_offset));
+    std::vector<TokenId> output(request.prompt.begin() + begin, request.prompt.end());
+    const auto ends = [&] { return Ends(request, output, most, expected); };
+    if (!output.empty() && ends()) return expected;
+    for (TokenId token : stream) {
+      output.push_back(token);
+      expected.tokens.push_back(token);
+      if (ends()) return expected;
+    }
+    ADD_FAILURE() << "the reference has no end";
+    return expected;
+  }
+
+  bool Ends(const SequenceRequest& request, const std::vector<TokenId>& output, int32_t most,
+            Expected& expected) {
+    const auto& stop_ids = request.params.stop_token_ids;
+    const TokenId last = output.back();
+    if ((last == 7 && !request.params.ignore_eos) ||
+        std::find(stop_ids.begin(), stop_ids.end(), last) != stop_ids.end()) {
+      expected.reason = FinishReason::kStopToken;
+      return true;
+    }
+    std::string text;
+    for (TokenId token : output) text.append(std::string(token_bytes_.BytesOf(token)));
+    const size_t old = text.size() - token_bytes_.BytesOf(last).size();
+    size_t first = std::string::npos;
+    for (const std::string& stop : request.params.stop) {
+      for (size_t at = text.find(stop); at != std::string::npos; at = text.find(stop, at + 1)) {
+        if (at + stop.size() > old) first = std::min(first, at);
+      }
+    }
+    if (first != std::string::npos) {
+      expected.reason = FinishReason::kStopString;
+      expected.trim = static_cast<int32_t>(text.size() - first);
+      return true;
+    }
+    return static_cast<int32_t>(output.size()) >= most;
+  }
+
+  void Verify(const Tracked& tracked) {
+    ASSERT_TRUE(tracked.last.has_value());
+    EXPECT_EQ(tracked.last->usage.output_tokens, static_cast<int32_t>(tracked.output.size()));
+    const Expected expected = ExpectedOf(tracked.request);
+    if (tracked.last->finish == FinishReason::kCancelled) {
+      ASSERT_LE(tracked.output.size(), expected.tokens.size());
+      ASSERT_TRUE(
+          std::equal(tracked.output.begin(), tracked.output.end(), expected.tokens.begin()));
+      return;
+    }
+    ++finished_;
+    ASSERT_EQ(tracked.output, expected.tokens);
+    ASSERT_EQ(*tracked.last->finish, expected.reason);
+    ASSERT_EQ(tracked.last->stop_trim_bytes, expected.trim);
+  }
+
+  std::mt19937_64 random_;
+  const SchedulerConfig config_;
+  const FakeModel::Config model_config_;
+  std::vector<std::byte> kv_;
+  std::vector<bool> mapped_;
+  FakeModel model_;
+  LetterTokens token_bytes_;
+  Scheduler scheduler_;
+  std::map<SequenceId, Tracked> sequences_;
+  int64_t moves_ = 0;
+  int64_t finished_ = 0;
+};
+
+TEST(SchedulerFuzz, MemoryThatMovesChangesNoToken) {
+  int64_t preemptions = 0, cached = 0, moves = 0, finished = 0;
+  for (uint64_t seed = 0; seed < 600; ++seed) {
+    SCOPED_TRACE(seed);
+    Simulation simulation(seed);
+    simulation.Run();
+    if (HasFatalFailure() || HasNonfatalFailure()) return;
+    preemptions += simulation.preemptions();
+    cached += simulation.cached_tokens();
+    moves += simulation.moves();
+    finished += simulation.finished();
+  }
+  // The schedules must have exercised what they are for.
+  EXPECT_GT(preemptions, 1000);
+  EXPECT_GT(cached, 10000);
+  EXPECT_GT(moves, 1000);
+  EXPECT_GT(finished, 8000);
+  RecordProperty("preemptions", static_cast<int>(preemptions));
+  RecordProperty("cached", static_cast<int>(cached));
+  RecordProperty("moves", static_cast<int>(moves));
+  RecordProperty("finished", static_cast<int>(finished));
+}
+
+}  // namespace
+}  // namespace palimpsest

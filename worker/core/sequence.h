@@ -1,0 +1,86 @@
+// One request as the scheduler sees it, and what it gets out of it.
+#ifndef PALIMPSEST_WORKER_CORE_SEQUENCE_H_
+#define PALIMPSEST_WORKER_CORE_SEQUENCE_H_
+
+#include <cstdint>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "common/ids.h"
+#include "common/strong_int.h"
+#include "worker/core/prefix_cache.h"
+#include "worker/core/sampling.h"
+#include "worker/core/stop_matcher.h"
+
+namespace palimpsest {
+
+// Counts the sequences of one scheduler in order of arrival; never reused.
+using SequenceId = StrongInt<struct SequenceIdTag, uint64_t>;
+
+struct SequenceRequest {
+  std::vector<TokenId> prompt;
+  // How many tokens at the end of the prompt are output already; see WorkerGenerateRequest.
+  int32_t output_offset = 0;
+  SamplingParams params;
+};
+
+enum class FinishReason { kStopToken, kStopString, kLength, kCancelled };
+
+struct SequenceUsage {
+  int32_t prompt_tokens = 0;
+  int32_t cached_tokens = 0;
+  int32_t output_tokens = 0;
+  int32_t preemptions = 0;
+};
+
+struct SequenceOutput {
+  SequenceId id;
+  // Absent when the sequence finished without another token.
+  std::optional<SampledToken> token;
+  // Set on a sequence's last output.
+  std::optional<FinishReason> finish;
+  // With kStopString: bytes at the end of the whole output that do not belong to it.
+  int32_t stop_trim_bytes = 0;
+  // Filled when `finish` is set.
+  SequenceUsage usage;
+};
+
+// The scheduler's state of a sequence. Not copyable, as the stop matcher and plans point into it.
+struct Sequence {
+  Sequence(SequenceId sequence_id, SequenceRequest request, int32_t longest)
+      : id(sequence_id),
+        tokens(std::move(request.prompt)),
+        prompt_size(static_cast<int32_t>(tokens.size())),
+        output_begin(prompt_size - request.output_offset),
+        longest_size(longest),
+        sampling{std::move(request.params), {}, 0},
+        stops(&sampling.params.stop) {}
+  Sequence(const Sequence&) = delete;
+  Sequence& operator=(const Sequence&) = delete;
+
+  int32_t size() const { return static_cast<int32_t>(tokens.size()); }
+
+  const SequenceId id;
+  std::vector<TokenId> tokens;  // prompt and output
+  const int32_t prompt_size;
+  const int32_t output_begin;  // index of the first output token in `tokens`
+  const int32_t longest_size;  // the sequence ends when it has so many tokens
+  SamplingRequest sampling;
+  StopMatcher stops;
+  SequenceUsage usage;
+  bool started = false;  // was admitted at least once
+
+  // Tokens whose KV exists. Below it whole blocks have been published up to `published`.
+  int32_t computed = 0;
+  std::vector<BlockId> blocks;
+  int32_t published = 0;
+  int32_t left_window = 0;             // blocks before this one have been released
+  PrefixCache::Node* chain = nullptr;  // of the last published block; pinned
+  bool cacheable = true;               // false after a collision of keys
+  std::vector<BlockKey> keys;          // of the sequence's full blocks, as far as known
+};
+
+}  // namespace palimpsest
+
+#endif  // PALIMPSEST_WORKER_CORE_SEQUENCE_H_
