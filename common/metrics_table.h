@@ -102,6 +102,7 @@ inline constexpr auto kMetricTable = [] {
     {"palimpsest_router_queued_requests", P::kRouter, T::kGauge, U::kNone, "Requests that wait for a worker.", {"tenant"}},
     {"palimpsest_router_queue_refusals_total", P::kRouter, T::kCounter, U::kNone, "Requests refused because the tenant's queue was full.", {"tenant"}},
     {"palimpsest_router_retries_total", P::kRouter, T::kCounter, U::kNone, "Requests sent to a worker once more before their first token.", {"tenant"}},
+    {"palimpsest_router_resumes_total", P::kRouter, T::kCounter, U::kNone, "Streams that another worker continued after theirs was lost.", {"tenant"}},
     {"palimpsest_router_tokens_total", P::kRouter, T::kCounter, U::kNone, "Tokens by kind (prompt, generated).", {"tenant", "kind"}},
     {"palimpsest_router_time_to_first_token_seconds", P::kRouter, T::kHistogram, U::kSeconds, "Arrival of a request to the first token sent to the client.", {"tenant"}, B::kLong},
     {"palimpsest_router_time_between_tokens_seconds", P::kRouter, T::kHistogram, U::kSeconds, "Time between two tokens sent to the client.", {"tenant"}, B::kLong},

@@ -473,6 +473,21 @@ std::vector<std::pair<std::string, ConfigReader>> ConfigReader::NamedMaps(absl::
   return readers;
 }
 
+std::vector<std::pair<std::string, std::string>> ConfigReader::NamedStrings(absl::string_view key,
+                                                                            size_t max_items) {
+  std::vector<std::pair<std::string, std::string>> values;
+  Effective* const effective = effective_->Child(key);
+  const Node* map = Find(key, /*required=*/false);
+  if (map == nullptr) return values;
+  if (map->kind != Node::Kind::kMap || map->entries.size() > max_items) {
+    Report(map, key, absl::StrCat("expected a map of at most ", max_items, " names to strings"));
+    return values;
+  }
+  ConfigReader inner(document_, map, effective);
+  for (const auto& [name, node] : map->entries) values.emplace_back(name, inner.String(name));
+  return values;
+}
+
 YamlConfig::YamlConfig(std::unique_ptr<Document> document) : document_(std::move(document)) {}
 YamlConfig::YamlConfig(YamlConfig&&) noexcept = default;
 YamlConfig& YamlConfig::operator=(YamlConfig&&) noexcept = default;

@@ -79,6 +79,10 @@ class ConfigReader {
   // and its required ones are missing.
   ConfigReader Map(absl::string_view key);
 
+  // A map of name to string; empty when missing.
+  std::vector<std::pair<std::string, std::string>> NamedStrings(absl::string_view key,
+                                                                size_t max_items);
+
   // A list of maps, and a map of name to map; empty when missing.
   std::vector<ConfigReader> Maps(absl::string_view key, size_t max_items);
   std::vector<std::pair<std::string, ConfigReader>> NamedMaps(absl::string_view key,

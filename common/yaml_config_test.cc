@@ -71,6 +71,19 @@ TEST(YamlConfig, EmptyFileGivesDefaults) {
   }
 }
 
+TEST(YamlConfig, NamesMapToStrings) {
+  YamlConfig yaml = Parse("tokens: {alpha: a.token, beta: 'b c'}\n");
+  EXPECT_THAT(yaml.root().NamedStrings("tokens", 2),
+              ElementsAre(std::make_pair("alpha", "a.token"), std::make_pair("beta", "b c")));
+  EXPECT_TRUE(yaml.Finish().ok());
+
+  for (const char* text : {"tokens: [a]\n", "tokens: {a: b, c: d, e: f}\n", "tokens: {a: {}}\n"}) {
+    YamlConfig bad = Parse(text);
+    bad.root().NamedStrings("tokens", 2);
+    EXPECT_THAT(std::string(bad.Finish().message()), HasSubstr("test.yaml:1")) << text;
+  }
+}
+
 constexpr absl::string_view kFull = R"(
 name: "grüße \"x\"\n"
 pin: true

@@ -21,6 +21,7 @@ struct PolledLoad {
   int32_t waiting_sequences = 0;
   int32_t kv_blocks_free = 0;
   int32_t kv_blocks_cached = 0;
+  int32_t max_sequence_tokens = 0;  // 0: it has not answered yet
 };
 
 struct PlacementCandidate {
