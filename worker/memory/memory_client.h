@@ -83,6 +83,13 @@ struct WorkerLoad {
   friend bool operator==(const WorkerLoad&, const WorkerLoad&) = default;
 };
 
+// Slabs that are mapped and usable now.
+struct MappedSlabs {
+  int32_t parameters = 0;
+  int32_t image = 0;  // parameter slabs of the whole image
+  int32_t kv = 0;
+};
+
 class MemoryClient {
  public:
   virtual ~MemoryClient() = default;
@@ -94,9 +101,12 @@ class MemoryClient {
   // must not call back into the client.
   virtual void SetWakeup(std::function<void()> wake) = 0;
 
-  // Whether every parameter slab is mapped or promised: a step may be submitted and will wait at the
-  // gate for no longer than a restore takes.
+  // Whether every parameter slab is mapped or promised: a step may be submitted and will wait at
+  // the gate for no longer than a restore takes.
   virtual bool ParametersAvailable() const = 0;
+
+  // Thread-safe: also for statistics.
+  virtual MappedSlabs Mapped() const = 0;
 
   // Asks for missing parameter slabs; no-op while they are complete or an equal request is pending.
   virtual void RequestActivation(ActivationReason reason) = 0;
