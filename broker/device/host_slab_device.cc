@@ -1,0 +1,213 @@
+#include "broker/device/host_slab_device.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+
+#include <cerrno>
+#include <utility>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/strip.h"
+#include "common/file.h"
+#include "common/mapping.h"
+
+// Of the kernel's headers, which do not go together with the C library's.
+#ifndef MADV_COLLAPSE
+#define MADV_COLLAPSE 25
+#endif
+#ifndef MFD_HUGE_2MB
+#define MFD_HUGE_2MB (21U << 26)
+#endif
+
+namespace palimpsest {
+namespace {
+
+constexpr Bytes kHugePage = MiB(2);
+constexpr int kSeals = F_SEAL_GROW | F_SEAL_SEAL;
+
+// Pages of the hugetlb pool, in use or not: a restarted broker's slabs are still in use.
+int64_t HugetlbPages() {
+  absl::StatusOr<std::string> text =
+      ReadFile("/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages", KiB(4));
+  int64_t pages;
+  return text.ok() && absl::SimpleAtoi(*text, &pages) ? pages : 0;
+}
+
+// Replaces the first page, which must be present, and the holes behind it by huge pages, as far as
+// the kernel has any.
+void Collapse(std::byte* data, Bytes size) {
+  for (Bytes at; at < size; at += kHugePage) {
+    std::byte* const huge_page = data + at.count();
+    *reinterpret_cast<volatile std::byte*>(huge_page) = std::byte{0};
+    (void)::madvise(huge_page, static_cast<size_t>(kHugePage.count()), MADV_COLLAPSE);
+  }
+}
+
+absl::Status CheckReturned(int memory, Bytes slab_bytes) {
+  struct stat file;
+  if (::fstat(memory, &file) != 0) return ErrnoStatus("fstat of a returned slab");
+  const int seals = ::fcntl(memory, F_GET_SEALS);
+  if (!S_ISREG(file.st_mode) || seals < 0) {
+    return absl::InvalidArgumentError("the returned slab is not a memfd");
+  }
+  if (seals != kSeals) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("the returned slab has seals 0x%x, expected 0x%x", seals, kSeals));
+  }
+  if (file.st_size != slab_bytes.count()) {
+    return absl::InvalidArgumentError(absl::StrCat("the returned slab has ", file.st_size,
+                                                   " bytes, expected ", slab_bytes.count()));
+  }
+  if ((::fcntl(memory, F_GETFL) & O_ACCMODE) != O_RDWR) {
+    return absl::InvalidArgumentError("the returned slab is not open for reading and writing");
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<HostSlabDevice>> HostSlabDevice::Open(const Options& options) {
+  if (options.slabs == 0 || options.slab_bytes <= Bytes(0) ||
+      options.slab_bytes.count() % kHugePage.count() != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("a pool of ", options.slabs, " slabs of ", options.slab_bytes.count(),
+                     " bytes; expected at least one slab of a multiple of ", kHugePage.ToString()));
+  }
+  // Twice: a slab's old descriptor may still be on its way to a worker when it is retired.
+  const absl::Status limit =
+      ReserveDescriptors(uint64_t{options.slabs} * 2 + options.other_descriptors);
+  if (!limit.ok()) return limit;
+
+  Pages best = options.pages;
+  const int64_t needed = int64_t{options.slabs} * (options.slab_bytes / kHugePage);
+  if (best == Pages::kHugetlb && HugetlbPages() < needed) best = Pages::kTransparent;
+  return std::unique_ptr<HostSlabDevice>(new HostSlabDevice(options, best));
+}
+
+absl::Status HostSlabDevice::CheckId(SlabId slab) const {
+  if (slab.value() < options_.slabs) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("slab ", slab.ToString(), " of a pool of ", options_.slabs));
+}
+
+absl::StatusOr<UniqueFd> HostSlabDevice::NewMemoryOf(Pages pages) {
+  const unsigned flags =
+      MFD_CLOEXEC | MFD_ALLOW_SEALING | (pages == Pages::kHugetlb ? MFD_HUGETLB | MFD_HUGE_2MB : 0);
+  UniqueFd memory(::memfd_create("palimpsest-slab", flags));
+  if (!memory.valid()) return ErrnoStatus("cannot create a slab");
+  if (::ftruncate(memory.get(), options_.slab_bytes.count()) != 0) {
+    return ErrnoStatus("cannot size a slab");
+  }
+  // Huge pages need an aligned place to be mapped at.
+  absl::StatusOr<AddressRange> range = AddressRange::Reserve(options_.slab_bytes, kHugePage);
+  if (!range.ok()) return range.status();
+  if (pages == Pages::kTransparent) {
+    absl::Status status = range->Map(Bytes(0), options_.slab_bytes, memory.get(),
+                                     MapAccess::kReadWrite, MapPopulate::kNo);
+    if (!status.ok()) return status;
+    Collapse(range->base(), options_.slab_bytes);
+  }
+  // What is there already costs nothing to populate.
+  absl::Status status = range->Map(Bytes(0), options_.slab_bytes, memory.get(),
+                                   MapAccess::kReadWrite, MapPopulate::kYes);
+  if (!status.ok()) return status;
+  if (::fcntl(memory.get(), F_ADD_SEALS, kSeals) != 0) return ErrnoStatus("cannot seal a slab");
+  MutexLock lock(&mu_);
+  ++created_[static_cast<size_t>(pages)];
+  return memory;
+}
+
+absl::StatusOr<UniqueFd> HostSlabDevice::NewMemory() {
+  if (best_pages_ == Pages::kHugetlb) {
+    // Somebody else may have taken pages of the hugetlb pool.
+    absl::StatusOr<UniqueFd> memory = NewMemoryOf(Pages::kHugetlb);
+    if (memory.ok()) return memory;
+    return NewMemoryOf(Pages::kTransparent);
+  }
+  return NewMemoryOf(best_pages_);
+}
+
+void HostSlabDevice::Install(SlabId slab, UniqueFd memory) {
+  struct stat file = {};
+  ::fstat(memory.get(), &file);
+  auto shared = std::make_shared<const UniqueFd>(std::move(memory));
+  MutexLock lock(&mu_);
+  // The old one is closed by whoever holds it last, at the latest when `shared` goes out of scope.
+  std::swap(slabs_[slab.value()].memory, shared);
+  slabs_[slab.value()].identity = {file.st_dev, file.st_ino};
+}
+
+absl::Status HostSlabDevice::Create(SlabId slab) {
+  if (absl::Status status = CheckId(slab); !status.ok()) return status;
+  if (Descriptor(slab) != nullptr) {
+    return absl::AlreadyExistsError(absl::StrCat("slab ", slab.ToString(), " has memory"));
+  }
+  absl::StatusOr<UniqueFd> memory = NewMemory();
+  if (!memory.ok()) return memory.status();
+  Install(slab, *std::move(memory));
+  return absl::OkStatus();
+}
+
+absl::Status HostSlabDevice::Adopt(SlabId slab, UniqueFd memory) {
+  if (absl::Status status = CheckId(slab); !status.ok()) return status;
+  if (Descriptor(slab) != nullptr) {
+    return absl::AlreadyExistsError(absl::StrCat("slab ", slab.ToString(), " has memory"));
+  }
+  if (absl::Status status = CheckReturned(memory.get(), options_.slab_bytes); !status.ok()) {
+    return status;
+  }
+  Install(slab, std::move(memory));
+  return absl::OkStatus();
+}
+
+absl::Status HostSlabDevice::Retire(SlabId slab) {
+  if (absl::Status status = CheckId(slab); !status.ok()) return status;
+  if (const auto old = Descriptor(slab); old != nullptr) {
+    if (::ftruncate(old->get(), 0) != 0) return ErrnoStatus("cannot truncate a slab");
+    MutexLock lock(&mu_);
+    slabs_[slab.value()] = {};
+  }
+  absl::StatusOr<UniqueFd> memory = NewMemory();
+  if (!memory.ok()) return memory.status();
+  Install(slab, *std::move(memory));
+  return absl::OkStatus();
+}
+
+std::shared_ptr<const UniqueFd> HostSlabDevice::Descriptor(SlabId slab) {
+  MutexLock lock(&mu_);
+  return slabs_[slab.value()].memory;
+}
+
+SlabDevice::Identity HostSlabDevice::IdentityOf(SlabId slab) {
+  MutexLock lock(&mu_);
+  return slabs_[slab.value()].identity;
+}
+
+uint64_t HostSlabDevice::created(Pages pages) const {
+  MutexLock lock(&mu_);
+  return created_[static_cast<size_t>(pages)];
+}
+
+absl::Status ReserveDescriptors(uint64_t count) {
+  rlimit limit;
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return ErrnoStatus("RLIMIT_NOFILE");
+  if (limit.rlim_cur >= count) return absl::OkStatus();
+  if (limit.rlim_max < count) {
+    // root may raise it.
+    const rlimit raised = {count, count};
+    if (::setrlimit(RLIMIT_NOFILE, &raised) == 0) return absl::OkStatus();
+    return absl::FailedPreconditionError(absl::StrCat(
+        "the pool needs ", count, " file descriptors, but at most ", limit.rlim_max,
+        " are allowed; raise the limit (ulimit -Hn, LimitNOFILE= of systemd) or make the pool "
+        "smaller"));
+  }
+  limit.rlim_cur = count;
+  if (::setrlimit(RLIMIT_NOFILE, &limit) != 0) return ErrnoStatus("RLIMIT_NOFILE");
+  return absl::OkStatus();
+}
+
+}  // namespace palimpsest
