@@ -15,7 +15,8 @@
 //   2. KV that its holder neither uses nor asks for;
 //   3. parameters of inactive tenants: lower priority first, then most recently used; whole stages,
 //      the last ones first, only as many as needed;
-//   4. for a requester below its floor, or of higher priority: KV of tenants above their floor;
+//   4. for a requester below its floor, or of higher priority: KV of tenants above their floor (for
+//      more than is needed: only what its holder does not need);
 //   5. for an activation: the requester's own KV;
 //   6. for a requester below its floor: parameters of active best-effort tenants.
 #ifndef PALIMPSEST_BROKER_CORE_ARBITER_H_
@@ -53,8 +54,8 @@ struct ArbiterOptions {
   // How long a worker may be without a connection before it is killed; also how long the sessions
   // of an earlier broker process have to return.
   absl::Duration reattach_grace = absl::Seconds(30);
-  // After a kill: how long the victim's slabs count as supply that is about to arrive, and after
-  // how long the kill is repeated.
+  // How long after a kill the victim's slabs count as supply that is about to arrive. A process
+  // that lingers for longer (in an uninterruptible call) holds nobody else up.
   absl::Duration kill_patience = absl::Seconds(5);
   // Restored parameters stay for max(min_residence, residence_restores * restore time).
   absl::Duration min_residence = absl::Seconds(2);
@@ -154,7 +155,9 @@ class Arbiter {
   // Ids count from 0. AlreadyExists for a name that is taken.
   absl::StatusOr<TenantId> AddTenant(const TenantConfig& config);
 
-  // Slabs of the sessions become kLost; everything else is free at once. Sessions that neither
+  // Slabs of the sessions become kLost; everything else is free at once, in fresh memory. Leave out
+  // sessions whose process is known to be gone (a tenant may have had one before its last). Those
+  // that neither
   // return (OnReattach) nor go (OnProcessGone) within reattach_grace are killed. InvalidArgument,
   // with nothing changed, if the journal contradicts itself (a slab outside the pool or held twice,
   // two sessions of one tenant, an id or epoch that is not of an earlier generation).
@@ -171,9 +174,10 @@ class Arbiter {
   // everything it has; what the ledger says beyond that was never received or already unmapped, and
   // is taken back. The session keeps its id and its slabs keep their epochs, so that a worker which
   // misses the answer can try again. Grants in flight count as mapped; revokes in flight are sent
-  // again. PermissionDenied, and the worker is killed, if it claims a slab that is not its own
-  // under that epoch, role and place. NotFound for a session that is not known (the worker must
-  // attach anew), FailedPrecondition for one that is connected.
+  // again for what is still held. Activate, SetKvTarget and Report must be sent anew; until the
+  // first Report the session counts as active. PermissionDenied, and the worker is killed, if it
+  // claims a slab that is not its own under that epoch, role and place. NotFound for a session that
+  // is not known (the worker must attach anew), FailedPrecondition for one that is connected.
   absl::Status OnReattach(SessionId session, TenantId tenant,
                           absl::Span<const ParameterStage> stages, absl::Span<const HeldSlab> held,
                           absl::Time now);

@@ -70,7 +70,7 @@ struct SendKvPressure {
   uint32_t target_slabs = 0;
 };
 
-// SIGKILL; then OnProcessGone when the pidfd says so. May come again while the process lingers.
+// SIGKILL; then OnProcessGone when the pidfd says so. Once per session.
 struct KillProcess {
   SessionId session;
   std::string why;

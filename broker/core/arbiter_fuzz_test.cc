@@ -1,0 +1,340 @@
+// Model fuzzer: simulated workers, some slow, dying, lying or vanishing, take random actions, the
+// broker restarts now and then; after each step every invariant must hold. SimulatedNode keeps the
+// account against which the arbiter is judged.
+#include <algorithm>
+#include <random>
+
+#include "broker/core/simulated_node.h"
+#include "gtest/gtest.h"
+
+namespace palimpsest {
+namespace {
+
+constexpr uint32_t kPool = 96;
+
+std::vector<SimulatedTenant> Tenants() {
+  // Floors: 24 + 20 + 16 of 96; best effort for two.
+  return {
+      {{.name = "pinned",
+        .priority = 1,
+        .pinned = true,
+        .floor_slabs = 24,
+        .quota_slabs = 60,
+        .sequence_slabs = 4},
+       EvenStages(5, 4)},
+      {{.name = "high", .priority = 2, .floor_slabs = 20, .quota_slabs = 80, .sequence_slabs = 4},
+       EvenStages(4, 4)},
+      {{.name = "low", .priority = 0, .floor_slabs = 16, .quota_slabs = 96, .sequence_slabs = 4},
+       {{0, 3}, {3, 7}, {10, 2}}},
+      {{.name = "effort", .priority = 0, .quota_slabs = 96, .sequence_slabs = 8},
+       EvenStages(10, 3)},
+      {{.name = "effort-high", .priority = 2, .quota_slabs = 50, .sequence_slabs = 8},
+       EvenStages(20, 1)},
+  };
+}
+
+ArbiterOptions Options(bool skip_clean) {
+  return ArbiterOptions{.pool_slabs = kPool,
+                        .generation = 1,
+                        .kv_step_slabs = 4,
+                        .skip_clean_for_same_tenant = skip_clean};
+}
+
+class Fuzzer {
+ public:
+  Fuzzer(uint32_t seed, SimulatedNode::LedgerFactory ledgers = nullptr)
+      : random_(seed), node_(Options(seed % 2 == 1), Tenants(), std::move(ledgers)) {}
+
+  void Run(int steps) {
+    for (int i = 0; i < steps && problems().empty(); ++i) {
+      Step();
+      node_.CheckInvariants();
+      if (i % 200 == 199) ExpectFloorHonoured();
+    }
+    if (problems().empty()) EndAll();
+  }
+
+  const std::vector<std::string>& problems() const {
+    return problems_.empty() ? node_.problems() : problems_;
+  }
+  const std::string& log() const { return node_.log(); }
+  int kills() const { return Occurrences("kill "); }
+  int Occurrences(const std::string& word) const {
+    int count = 0;
+    for (size_t at = log().find(word); at != std::string::npos; at = log().find(word, at + 1)) {
+      ++count;
+    }
+    return count;
+  }
+
+ private:
+  uint32_t Below(uint32_t n) { return static_cast<uint32_t>(random_() % n); }
+
+  SimulatedWorker* AnyWorker() {
+    auto& workers = node_.workers();
+    if (workers.empty()) return nullptr;
+    return &std::next(workers.begin(), Below(static_cast<uint32_t>(workers.size())))->second;
+  }
+
+  void Step() {
+    const uint32_t tenant = Below(5);
+    switch (Below(24)) {
+      case 0:
+      case 1:
+        if (node_.WorkerOf(tenant) == nullptr) (void)node_.Attach(tenant);
+        return;
+      case 2:
+      case 3:
+        node_.Clean(1 + Below(8));
+        return;
+      case 4:
+        node_.Clean(node_.cleaning());
+        return;
+      case 5:
+      case 6:
+        node_.Advance(absl::Milliseconds(Below(400)));
+        return;
+      case 7:
+        if (Below(4) == 0) node_.Advance(absl::Seconds(Below(12)));
+        return;
+      case 8:
+        if (Below(20) == 0) node_.RestartBroker();
+        return;
+      case 9:
+        node_.Settle();
+        return;
+      default:
+        if (SimulatedWorker* worker = AnyWorker()) WorkerStep(*worker);
+    }
+  }
+
+  void WorkerStep(SimulatedWorker& worker) {
+    if (!worker.connected) {
+      if (worker.killed || worker.detached || Below(10) == 0) {
+        node_.ProcessGone(worker.session);
+      } else if (Below(3) == 0) {
+        Return(worker);
+      }
+      return;
+    }
+    const uint32_t kv = worker.Count(SlabRole::kKv);
+    switch (Below(28)) {
+      case 0:
+        node_.Activate(worker, ActivateReason::kEager);
+        return;
+      case 1:
+      case 2:
+      case 3:
+        node_.Activate(worker);
+        return;
+      case 4:
+      case 5:
+      case 6:
+      case 7: {
+        const uint32_t target = Below(40);
+        node_.SetKvTarget(worker, target, Below(target + 1));
+        return;
+      }
+      case 8:
+      case 9:
+      case 10: {
+        const uint32_t used = Below(kv + 1);
+        node_.Report(worker, Below(2) == 0, used, kv - used);
+        return;
+      }
+      case 11:
+        if (worker.grants.empty() && worker.revokes.empty()) {
+          node_.ReleaseKv(worker, Below(kv + 1));
+        }
+        return;
+      case 12:
+        if (Below(6) == 0) node_.LoseConnection(worker);
+        return;
+      case 13:
+        if (Below(6) == 0) node_.Detach(worker);
+        return;
+      case 14:
+        if (Below(8) == 0) node_.ProcessGone(worker.session);
+        return;
+      case 15:
+        if (Below(6) == 0) Lie(worker);
+        return;
+      default:
+        if (Below(2) == 0 && !worker.grants.empty()) {
+          node_.MapGrant(worker, absl::Milliseconds(Below(700)));
+        } else if (!worker.revokes.empty()) {
+          node_.AnswerRevoke(worker);
+        }
+    }
+  }
+
+  void Return(SimulatedWorker& worker) {
+    if (Below(12) == 0 && !worker.held.empty() && worker.grants.empty()) {
+      worker.held.begin()->second.epoch = Epoch(1);  // claims what it never got
+      const SessionId session = worker.session;
+      if (node_.Reattach(worker).ok()) problems_.push_back("a false epoch was accepted");
+      if (!node_.workers()[session].killed) problems_.push_back("a false claim was not punished");
+      return;
+    }
+    if (const absl::Status status = node_.Reattach(worker); !status.ok()) {
+      problems_.push_back(status.ToString());
+    }
+  }
+
+  // Breaks the protocol; the arbiter must kill the worker and nobody else.
+  void Lie(SimulatedWorker& worker) {
+    const SessionId session = worker.session;
+    const std::vector<SlabId> parameters = worker.Slabs(SlabRole::kParameter);
+    switch (Below(5)) {
+      case 0:
+        node_.arbiter().OnReleaseKv(session, {SlabId(kPool + Below(3))}, node_.now());
+        break;
+      case 1:
+        node_.arbiter().OnSetKvTarget(session, 1, 2, node_.now());
+        break;
+      case 2:
+        node_.arbiter().OnRevokeDone(session, RevokeId((7ull << 40) + 1), {}, node_.now());
+        break;
+      case 3:
+        node_.arbiter().OnGrantMapped(session, GrantId((7ull << 40) + 1), {}, {}, node_.now());
+        break;
+      default:
+        if (parameters.empty()) return;
+        node_.arbiter().OnReleaseKv(session, {parameters.front()}, node_.now());
+    }
+    node_.Advance(absl::Milliseconds(1));
+    if (!node_.workers()[session].killed) problems_.push_back("a lie was not punished");
+  }
+
+  // Once everybody behaves, a tenant gets its floor when it asks, whatever the others hold.
+  void ExpectFloorHonoured() {
+    node_.Settle();
+    for (auto& [session, worker] : node_.workers()) {
+      if (!worker.connected) Return(worker);
+    }
+    node_.Settle();
+    const uint32_t tenant = Below(3);
+    if (node_.WorkerOf(tenant) == nullptr && !node_.Attach(tenant).ok()) {
+      problems_.push_back("a tenant without a process could not attach");
+    }
+    SimulatedWorker* worker = node_.WorkerOf(tenant);
+    if (worker == nullptr) return;
+    const SessionId session = worker->session;
+    const SimulatedTenant config = Tenants()[tenant];
+    const uint32_t image = config.stages.back().first_slab + config.stages.back().slab_count;
+    const uint32_t kv = config.config.floor_slabs - image;
+    node_.Report(*worker, /*active=*/true, worker->Count(SlabRole::kKv), 0);
+    node_.Activate(*worker);
+    node_.SetKvTarget(*worker, kv, kv);
+    const int refusals = worker->refusals;
+    for (int i = 0; i < 40; ++i) {
+      node_.Settle();
+      node_.Advance(absl::Milliseconds(500));
+      worker = &node_.workers()[session];
+      if (worker->refusals > refusals) problems_.push_back("a floor was refused");
+      if (worker->Count(SlabRole::kParameter) == image && worker->Count(SlabRole::kKv) >= kv) {
+        return;
+      }
+    }
+    problems_.push_back("a floor was not honoured: tenant " + config.config.name);
+  }
+
+  void EndAll() {
+    while (!node_.workers().empty()) node_.ProcessGone(node_.workers().begin()->first);
+    node_.Clean(node_.cleaning());
+    node_.CheckInvariants();
+    if (node_.arbiter().ledger().Count(SlabState::kFree) != kPool) {
+      problems_.push_back("not every slab is free after all processes ended");
+    }
+    if (node_.arbiter().NextDeadline() != absl::InfiniteFuture()) {
+      problems_.push_back("a deadline is left after all processes ended");
+    }
+  }
+
+  std::mt19937 random_;
+  SimulatedNode node_;
+  std::vector<std::string> problems_;
+};
+
+TEST(ArbiterFuzz, InvariantsHoldUnderRandomEvents) {
+  int grants = 0, kills = 0, refused = 0, revokes = 0, parameter_revokes = 0;
+  for (uint32_t seed = 1; seed <= 60; ++seed) {
+    Fuzzer fuzzer(seed);
+    fuzzer.Run(3000);
+    ASSERT_TRUE(fuzzer.problems().empty())
+        << "seed " << seed << ": " << fuzzer.problems().front() << "\n"
+        << fuzzer.log().substr(fuzzer.log().size() - std::min<size_t>(fuzzer.log().size(), 3000));
+    grants += fuzzer.Occurrences("grant ");
+    kills += fuzzer.kills();
+    refused += fuzzer.Occurrences("refused ");
+    revokes += fuzzer.Occurrences(" kv ");
+    parameter_revokes += fuzzer.Occurrences(" parameter 0+");
+  }
+  // The walk reached what it is meant to test.
+  EXPECT_GT(grants, 10000);
+  EXPECT_GT(kills, 500);
+  EXPECT_GT(refused, 200);
+  EXPECT_GT(revokes, 5000);
+  EXPECT_GT(parameter_revokes, 1000);
+}
+
+TEST(ArbiterFuzz, SameSeedGivesSameActions) {
+  for (const uint32_t seed : {7u, 8u}) {
+    Fuzzer first(seed), second(seed);
+    first.Run(1500);
+    second.Run(1500);
+    EXPECT_GT(first.log().size(), 1000u);
+    EXPECT_EQ(first.log(), second.log());
+  }
+}
+
+// A ledger that does one thing wrong. The fuzzer has to notice.
+enum class Fault { kForgetsQuarantine, kSkipsCleaning, kLeaksCleanSlabs, kGrantsUnderOldEpoch };
+
+class FaultyLedger : public SlabLedger {
+ public:
+  FaultyLedger(uint32_t pool_slabs, uint32_t generation, Fault fault)
+      : SlabLedger(pool_slabs, generation), fault_(fault) {}
+
+ protected:
+  absl::Status Transition(SlabId slab, SlabState to, const SlabRecord& next) override {
+    if (fault_ == Fault::kLeaksCleanSlabs && to == SlabState::kFree && slab.value() % 16 == 3) {
+      return absl::OkStatus();
+    }
+    SlabRecord changed = next;
+    if (fault_ == Fault::kGrantsUnderOldEpoch && to == SlabState::kGranted) {
+      changed.epoch = record(slab).epoch;
+    }
+    if (absl::Status status = SlabLedger::Transition(slab, to, changed); !status.ok()) {
+      return status;
+    }
+    if ((fault_ == Fault::kForgetsQuarantine && to == SlabState::kQuarantined) ||
+        (fault_ == Fault::kSkipsCleaning && to == SlabState::kQuiesced)) {
+      SlabRecord bare;
+      bare.epoch = next.epoch;
+      if (to == SlabState::kQuarantined) {
+        (void)SlabLedger::Transition(slab, SlabState::kQuiesced, bare);
+      }
+      (void)SlabLedger::Transition(slab, SlabState::kScrubbed, bare);
+      return SlabLedger::Transition(slab, SlabState::kFree, bare);
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  const Fault fault_;
+};
+
+TEST(ArbiterFuzz, FindsEveryFaultOfALedger) {
+  for (const Fault fault : {Fault::kForgetsQuarantine, Fault::kSkipsCleaning,
+                            Fault::kLeaksCleanSlabs, Fault::kGrantsUnderOldEpoch}) {
+    Fuzzer fuzzer(2, [fault](uint32_t pool_slabs, uint32_t generation) {
+      return std::make_unique<FaultyLedger>(pool_slabs, generation, fault);
+    });
+    fuzzer.Run(3000);
+    EXPECT_FALSE(fuzzer.problems().empty()) << "fault " << static_cast<int>(fault);
+  }
+}
+
+}  // namespace
+}  // namespace palimpsest

@@ -1,0 +1,413 @@
+// Who gets what: activations first, then KV demand, then reversion.
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "broker/core/arbiter_impl.h"
+
+namespace palimpsest {
+namespace {
+
+// What brings the session to its floor, when `held` slabs of it are there or on their way.
+int64_t FloorGap(const Session& session, uint64_t held) {
+  return int64_t{session.config.floor_slabs} - static_cast<int64_t>(held);
+}
+
+}  // namespace
+
+uint32_t Arbiter::Impl::Claims() const {
+  uint32_t claims = 0;
+  for (const Session* session : list_) claims += session->claim();
+  return claims;
+}
+
+uint32_t Arbiter::Impl::UnclaimedFree() const {
+  const uint32_t free = ledger_->Count(SlabState::kFree);
+  return free - std::min(free, Claims());
+}
+
+uint32_t Arbiter::Impl::Arriving(absl::Time now) const {
+  uint32_t arriving = ledger_->Count(SlabState::kRevoking) + ledger_->Count(SlabState::kQuiesced) +
+                      ledger_->Count(SlabState::kScrubbed);
+  for (const Session* session : list_) {
+    arriving += session->kv_revoking;
+    if (session->arrival_credit_until > now) arriving += ledger_->CountOf(session->id);
+  }
+  return arriving;
+}
+
+uint32_t Arbiter::Impl::Supply(absl::Time now) const {
+  const uint32_t total = ledger_->Count(SlabState::kFree) + Arriving(now);
+  return total - std::min(total, Claims());
+}
+
+uint32_t Arbiter::Impl::QuotaRoom(const Session& session) const {
+  const uint32_t held = ledger_->CountOf(session.id);
+  return session.config.quota_slabs - std::min(session.config.quota_slabs, held);
+}
+
+std::vector<Session*> Arbiter::Impl::ActivationOrder() const {
+  std::vector<Session*> order;
+  for (Session* session : list_) {
+    if (session->activation.has_value()) order.push_back(session);
+  }
+  std::sort(order.begin(), order.end(),
+            [](const Session* a, const Session* b) { return ActivatesBefore(*a, *b); });
+  return order;
+}
+
+void Arbiter::Impl::Pump(absl::Time now) {
+  wake_ = absl::InfiniteFuture();
+  TakeQuotaExcess(now);
+  DeliverActivations(now);
+  TopUpActivations(now);
+  const Session* const blocked = CommitActivations(now);
+  const uint32_t supply = ServeKv(blocked, now);
+  if (blocked == nullptr) {
+    Revert(supply, now);
+  } else {
+    for (Session* session : list_) session->reversion_since.reset();
+  }
+  for (SendGrant& grant : std::exchange(pending_grants_, {})) Act(std::move(grant));
+}
+
+void Arbiter::Impl::DeliverActivations(absl::Time now) {
+  for (Session* session : ActivationOrder()) {
+    const uint32_t count =
+        std::min({session->claim(), ledger_->Count(SlabState::kFree), QuotaRoom(*session)});
+    if (count > 0) GrantParameters(*session, count, {}, now);
+    if (session->missing() == 0 && session->parameters_revoking == 0) {
+      session->activation.reset();
+      session->parameters_taken = false;
+    }
+  }
+}
+
+void Arbiter::Impl::TopUpActivations(absl::Time now) {
+  const uint32_t total = ledger_->Count(SlabState::kFree) + Arriving(now);
+  const uint32_t claims = Claims();
+  if (claims <= total) return;
+  const std::vector<Session*> order = ActivationOrder();
+  const auto last =
+      std::find_if(order.rbegin(), order.rend(), [](Session* s) { return s->claim() > 0; });
+  const Session& session = **last;
+  const uint32_t need = claims - total;
+  const uint64_t held = uint64_t{session.held_after_revokes()} + session.claim();
+  const SupplyRequest request{.requester = &session,
+                              .need = need,
+                              .floor_gap = FloorGap(session, held - std::min<uint64_t>(held, need)),
+                              .activation = true};
+  const SupplyPlan plan = PlanSupply(list_, request, now);
+  StartRevokes(plan, session.activation->reason, now);
+  if (plan.slabs < need) WatchVictims(session, false, now);
+}
+
+const Session* Arbiter::Impl::CommitActivations(absl::Time now) {
+  const Session* blocked = nullptr;
+  for (Session* session : ActivationOrder()) {
+    // Places that are still being emptied cannot be filled yet.
+    if (!session->waiting() || session->parameters_revoking > 0) continue;
+    if (blocked != nullptr && !session->guaranteed()) continue;
+    if (TryCommit(*session, now)) {
+      DeliverActivations(now);
+      continue;
+    }
+    WatchVictims(*session, false, now);
+    if (blocked == nullptr) blocked = session;
+  }
+  return blocked;
+}
+
+bool Arbiter::Impl::TryCommit(Session& session, absl::Time now) {
+  const uint32_t covered = std::min(Supply(now), session.missing());
+  const SupplyRequest request{
+      .requester = &session,
+      .need = session.missing() - covered,
+      .floor_gap = FloorGap(session, uint64_t{session.held_after_revokes()} + covered),
+      .activation = true};
+  if (request.need > 0) {
+    const SupplyPlan plan = PlanSupply(list_, request, now);
+    if (plan.slabs < request.need) return false;
+    StartRevokes(plan, session.activation->reason, now);
+  }
+  session.activation->committed = true;
+  session.restore_time = absl::ZeroDuration();
+  session.reversion_since.reset();
+  return true;
+}
+
+void Arbiter::Impl::RefuseActivation(Session& session, const std::string& why, absl::Time now) {
+  if (session.activation->asked) {
+    absl::Duration retry_after = options_.min_residence;
+    if (wake_ > now && wake_ < absl::InfiniteFuture()) {
+      retry_after = std::clamp(wake_ - now, absl::Milliseconds(100),
+                               std::max(absl::Milliseconds(100), options_.activation_deadline));
+    }
+    Act(SendActivateRefused{
+        .session = session.id,
+        .message = absl::StrCat("tenant \"", session.config.name, "\" needs ", session.missing(),
+                                " more slabs for its parameters; ", UnclaimedFree(), " are free, ",
+                                Arriving(now), " on their way and ", Claims() - session.claim(),
+                                " claimed by others: ", why),
+        .retry_after = retry_after});
+  }
+  session.activation.reset();
+}
+
+uint32_t Arbiter::Impl::ServeKv(const Session* blocked, absl::Time now) {
+  std::vector<KvDemand> demands;
+  for (Session* session : list_) {
+    if (session->connected() && session->kv_target > session->kv_after_revokes()) {
+      demands.push_back(KvDemand{.session = session});
+    }
+  }
+  std::sort(demands.begin(), demands.end(), [](const KvDemand& a, const KvDemand& b) {
+    if (a.session->config.priority != b.session->config.priority) {
+      return a.session->config.priority > b.session->config.priority;
+    }
+    return a.session->kv_sequence < b.session->kv_sequence;
+  });
+  uint32_t supply = Supply(now);
+  for (const KvPass pass : {KvPass::kFloor, KvPass::kNeeded, KvPass::kPrefetch}) {
+    for (KvDemand& demand : demands) ServeKvDemand(demand, pass, blocked, supply, now);
+  }
+  for (const KvDemand& demand : demands) {
+    Session& session = *demand.session;
+    const bool at_limit =
+        session.kv_target > session.kv_limit() && session.kv_held >= session.kv_limit();
+    if ((!demand.unmet && !at_limit) || session.pressure_sent) continue;
+    session.pressure_sent = true;
+    Act(SendKvPressure{.session = session.id, .target_slabs = session.kv_target});
+  }
+  return supply;
+}
+
+void Arbiter::Impl::ServeKvDemand(KvDemand& demand, KvPass pass, const Session* blocked,
+                                  uint32_t& supply, absl::Time now) {
+  Session& session = *demand.session;
+  uint32_t goal =
+      std::min(session.kv_limit(), pass == KvPass::kNeeded ? session.kv_needed : session.kv_target);
+  // The floor keeps room for the whole image, present or not.
+  if (pass == KvPass::kFloor) {
+    const int64_t room = std::max<int64_t>(FloorGap(session, session.image_slabs()), 0);
+    goal = static_cast<uint32_t>(std::min<int64_t>(goal, room));
+  }
+  const uint32_t have = session.kv_after_revokes() + demand.promised;
+  const uint32_t want = goal > have ? goal - have : 0;
+  if (want == 0) return;
+  const bool may_pass =
+      blocked == nullptr || pass == KvPass::kFloor ||
+      (pass == KvPass::kNeeded && session.config.priority >= blocked->config.priority);
+  if (!may_pass) {
+    demand.unmet = true;
+    return;
+  }
+  const uint32_t covered = std::min(want, supply);
+  const uint32_t now_free = std::min({covered, UnclaimedFree(), QuotaRoom(session)});
+  if (now_free > 0) GrantKv(session, now_free, now);
+  supply -= covered;
+  demand.promised += covered - now_free;
+  if (want > covered) RevokeForKv(demand, pass, want - covered, supply, now);
+}
+
+void Arbiter::Impl::RevokeForKv(KvDemand& demand, KvPass pass, uint32_t need, uint32_t& supply,
+                                absl::Time now) {
+  const Session& session = *demand.session;
+  const bool prefetch = pass == KvPass::kPrefetch;
+  if (prefetch) {
+    need =
+        std::min(need, options_.kv_step_slabs - std::min(options_.kv_step_slabs, demand.promised));
+    if (need == 0) return;
+  }
+  const SupplyRequest request{
+      .requester = &session,
+      .need = need,
+      .floor_gap = pass == KvPass::kFloor ? need : 0,
+      .prefetch = prefetch,
+      .spare_active_after = prefetch ? now - options_.prefetch_grace : absl::InfiniteFuture()};
+  const SupplyPlan plan = PlanSupply(list_, request, now);
+  StartRevokes(plan, MoveReason::kKvDemand, now);
+  demand.promised += std::min(plan.slabs, need);
+  supply += plan.slabs - std::min(plan.slabs, need);
+  if (plan.slabs >= need) return;
+  demand.unmet = true;
+  WatchVictims(session, prefetch, now);
+}
+
+void Arbiter::Impl::WatchVictims(const Session& requester, bool prefetch, absl::Time now) {
+  for (const Session* other : list_) {
+    if (other == &requester || !other->connected() || other->parameters_granted == 0) continue;
+    if (other->irrevocable_until > now) wake_ = std::min(wake_, other->irrevocable_until);
+    const absl::Time spared_until = other->last_active + options_.prefetch_grace;
+    if (prefetch && spared_until > now) wake_ = std::min(wake_, spared_until);
+  }
+}
+
+void Arbiter::Impl::Revert(uint32_t supply, absl::Time now) {
+  std::vector<Session*> candidates;
+  for (Session* session : list_) {
+    if (session->connected() && session->parameters_taken && session->missing() > 0 &&
+        session->parameters_revoking == 0 && !session->activation.has_value()) {
+      candidates.push_back(session);
+    } else {
+      session->reversion_since.reset();
+    }
+  }
+  std::stable_sort(candidates.begin(), candidates.end(), [](const Session* a, const Session* b) {
+    if (a->config.priority != b->config.priority) return a->config.priority > b->config.priority;
+    return a->last_active > b->last_active;
+  });
+  for (Session* session : candidates) {
+    const uint32_t covered = std::min(supply, session->missing());
+    const SupplyRequest request{.requester = session,
+                                .need = session->missing() - covered,
+                                .surplus_only = true,
+                                .hysteresis = options_.reversion_hysteresis};
+    const SupplyPlan plan = PlanSupply(list_, request, now);
+    if (plan.slabs < request.need) {
+      session->reversion_since.reset();
+      continue;
+    }
+    supply -= covered;
+    if (!session->reversion_since.has_value()) session->reversion_since = now;
+    const absl::Time due = *session->reversion_since + options_.reversion_delay;
+    if (now < due) {
+      wake_ = std::min(wake_, due);
+      continue;
+    }
+    session->reversion_since.reset();
+    session->activation = Activation{.reason = MoveReason::kReversion,
+                                     .asked = false,
+                                     .committed = true,
+                                     .sequence = ++sequence_,
+                                     .deadline = now + options_.activation_deadline};
+    session->restore_time = absl::ZeroDuration();
+    StartRevokes(plan, MoveReason::kReversion, now);
+    DeliverActivations(now);
+  }
+}
+
+void Arbiter::Impl::TakeQuotaExcess(absl::Time now) {
+  for (Session* session : list_) {
+    const uint32_t held = session->kv_after_revokes();
+    if (held <= session->kv_limit()) continue;
+    const uint32_t excess = std::min(held - session->kv_limit(), session->RevocableKv());
+    if (excess > 0) RevokeKv(*session, excess, MoveReason::kQuota, now);
+  }
+}
+
+void Arbiter::Impl::StartRevokes(const SupplyPlan& plan, MoveReason reason, absl::Time now) {
+  for (const Take& take : plan.takes) {
+    if (take.kv_slabs > 0) RevokeKv(*take.victim, take.kv_slabs, reason, now);
+    if (take.parameter_slabs > 0) RevokeParameters(*take.victim, take.first_stage, reason, now);
+  }
+}
+
+void Arbiter::Impl::RevokeKv(Session& victim, uint32_t slabs, MoveReason reason, absl::Time now) {
+  RevokeInFlight revoke{.id = RevokeId(NextId()),
+                        .role = SlabRole::kKv,
+                        .parameters = {},
+                        .kv_outstanding = slabs,
+                        .reason = reason,
+                        .sent = now,
+                        .deadline = now + options_.revoke_deadline};
+  victim.kv_revoking += slabs;
+  Act(SendRevoke{.session = victim.id,
+                 .revoke = revoke.id,
+                 .role = SlabRole::kKv,
+                 .region_indexes = {},
+                 .kv_slabs = slabs,
+                 .deadline = revoke.deadline,
+                 .reason = reason});
+  victim.revokes.push_back(std::move(revoke));
+}
+
+void Arbiter::Impl::RevokeParameters(Session& victim, uint32_t first_stage, MoveReason reason,
+                                     absl::Time now) {
+  RevokeInFlight revoke{.id = RevokeId(NextId()),
+                        .role = SlabRole::kParameter,
+                        .parameters = {},
+                        .kv_outstanding = 0,
+                        .reason = reason,
+                        .sent = now,
+                        .deadline = now + options_.revoke_deadline};
+  SendRevoke send{.session = victim.id,
+                  .revoke = revoke.id,
+                  .role = SlabRole::kParameter,
+                  .region_indexes = {},
+                  .kv_slabs = 0,
+                  .deadline = revoke.deadline,
+                  .reason = reason};
+  for (size_t stage = victim.stages.size(); stage > first_stage; --stage) {
+    const ParameterStage& places = victim.stages[stage - 1];
+    for (uint32_t i = places.first_slab; i < places.first_slab + places.slab_count; ++i) {
+      const std::optional<SlabId> slab = victim.parameters[i];
+      if (!slab.has_value() || ledger_->record(*slab).state != SlabState::kGranted) continue;
+      MustSucceed(ledger_->BeginRevoke(*slab));
+      --victim.parameters_granted;
+      --victim.stage_granted[stage - 1];
+      ++victim.parameters_revoking;
+      revoke.parameters.push_back({.slab = *slab, .index = RegionIndex(i)});
+      send.region_indexes.push_back(RegionIndex(i));
+    }
+  }
+  Act(std::move(send));
+  victim.revokes.push_back(std::move(revoke));
+}
+
+SendGrant& Arbiter::Impl::PendingGrant(Session& session, SlabRole role, MoveReason reason,
+                                       uint32_t count, absl::Time now) {
+  for (SendGrant& grant : pending_grants_) {
+    if (grant.session != session.id || grant.role != role || grant.reason != reason) continue;
+    for (GrantInFlight& in_flight : session.grants) {
+      if (in_flight.id == grant.grant) in_flight.slabs += count;
+    }
+    return grant;
+  }
+  pending_grants_.push_back(SendGrant{.session = session.id,
+                                      .grant = GrantId(NextId()),
+                                      .role = role,
+                                      .slabs = {},
+                                      .reason = reason});
+  session.grants.push_back(GrantInFlight{.id = pending_grants_.back().grant,
+                                         .role = role,
+                                         .slabs = count,
+                                         .reason = reason,
+                                         .sent = now,
+                                         .deadline = now + options_.grant_deadline});
+  return pending_grants_.back();
+}
+
+void Arbiter::Impl::GrantParameters(Session& session, uint32_t count,
+                                    absl::Span<const SlabId> uncleaned, absl::Time now) {
+  SendGrant& grant =
+      PendingGrant(session, SlabRole::kParameter, session.activation->reason, count, now);
+  const SlabLedger::Grantee to{session.id, *session.tenant, SlabRole::kParameter};
+  const Epoch epoch = ledger_->NextEpoch();
+  for (uint32_t i = 0; i < count; ++i) {
+    uint32_t& place = session.first_vacant;
+    while (session.parameters[place].has_value()) ++place;
+    const RegionIndex index(place);
+    const SlabId slab = i < uncleaned.size() ? uncleaned[i] : *ledger_->FirstFree();
+    MustSucceed(i < uncleaned.size() ? ledger_->GrantUncleaned(slab, to, epoch, index)
+                                     : ledger_->Grant(slab, to, epoch, index));
+    session.parameters[place] = slab;
+    ++session.parameters_granted;
+    ++session.stage_granted[session.StageOf(place)];
+    grant.slabs.push_back(GrantedSlab{.slab = slab, .epoch = epoch, .region_index = index});
+  }
+}
+
+void Arbiter::Impl::GrantKv(Session& session, uint32_t count, absl::Time now) {
+  SendGrant& grant = PendingGrant(session, SlabRole::kKv, MoveReason::kKvDemand, count, now);
+  const SlabLedger::Grantee to{session.id, *session.tenant, SlabRole::kKv};
+  const Epoch epoch = ledger_->NextEpoch();
+  for (uint32_t i = 0; i < count; ++i) {
+    const SlabId slab = *ledger_->FirstFree();
+    MustSucceed(ledger_->Grant(slab, to, epoch, RegionIndex()));
+    grant.slabs.push_back(GrantedSlab{.slab = slab, .epoch = epoch, .region_index = RegionIndex()});
+  }
+  session.kv_held += count;
+  session.kv_unmapped += count;
+}
+
+}  // namespace palimpsest

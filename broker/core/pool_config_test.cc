@@ -1,0 +1,66 @@
+#include "broker/core/pool_config.h"
+
+#include <vector>
+
+#include "gtest/gtest.h"
+
+namespace palimpsest {
+namespace {
+
+TenantDemand Demand(const std::string& name, uint32_t floor, uint32_t quota, bool pinned = false) {
+  return TenantDemand{.config = {.name = name,
+                                 .priority = 0,
+                                 .pinned = pinned,
+                                 .floor_slabs = floor,
+                                 .quota_slabs = quota,
+                                 .sequence_slabs = 4},
+                      .image_slabs = 20,
+                      .workspace_slabs = 1};
+}
+
+TEST(ValidatePool, AcceptsFloorsThatFitTogether) {
+  EXPECT_TRUE(
+      ValidatePool(64, {Demand("a", 25, 64), Demand("b", 30, 40), Demand("c", 0, 25)}).ok());
+}
+
+struct Case {
+  const char* name;
+  uint32_t pool;
+  std::vector<TenantDemand> tenants;
+  const char* message;
+};
+
+TEST(ValidatePool, NamesNumbersAndRemedy) {
+  const std::vector<Case> cases = {
+      {"floors exceed the pool",
+       50,
+       {Demand("a", 25, 50), Demand("b", 26, 50)},
+       "the floors add up to 51 slabs (a 25, b 26), the pool has 50"},
+      {"floor below what serving takes",
+       64,
+       {Demand("a", 24, 64)},
+       "has a floor of 24 slabs but needs 25 slabs (parameters 20 + workspace 1 + one longest "
+       "sequence 4)"},
+      {"does not fit its quota", 64, {Demand("a", 0, 24)}, "its quota is 24: raise the quota"},
+      {"does not fit the pool", 24, {Demand("a", 0, 24)}, "the pool has 24: enlarge the pool"},
+      {"quota above the pool", 64, {Demand("a", 0, 65)}, "a quota of 65 slabs, the pool has 64"},
+      {"floor above the quota", 64, {Demand("a", 31, 30)}, "a floor of 31 slabs above its quota"},
+      {"pinned without floor", 64, {Demand("a", 0, 30, true)}, "is pinned without a floor"},
+      {"same name twice", 64, {Demand("a", 0, 30), Demand("a", 0, 30)}, "configured twice"},
+      {"no name", 64, {Demand("", 0, 30)}, "has no name"},
+      {"empty pool", 0, {}, "the pool has no slabs"},
+  };
+  for (const Case& c : cases) {
+    const absl::Status status = ValidatePool(c.pool, c.tenants);
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << c.name;
+    EXPECT_NE(std::string(status.message()).find(c.message), std::string::npos)
+        << c.name << ": " << status;
+  }
+}
+
+TEST(ValidatePool, SumsDoNotOverflow) {
+  EXPECT_FALSE(ValidatePool(64, {Demand("a", 0xffffffff, 0xffffffff), Demand("b", 40, 64)}).ok());
+}
+
+}  // namespace
+}  // namespace palimpsest

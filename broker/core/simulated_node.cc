@@ -1,0 +1,450 @@
+#include "broker/core/simulated_node.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace palimpsest {
+namespace {
+
+// More rounds of answering everything than any decision may need to come to rest.
+constexpr int kSettlingRounds = 300;
+
+}  // namespace
+
+std::vector<ParameterStage> EvenStages(uint32_t count, uint32_t slabs) {
+  std::vector<ParameterStage> stages;
+  for (uint32_t i = 0; i < count; ++i) stages.push_back({i * slabs, slabs});
+  return stages;
+}
+
+std::vector<SlabId> SimulatedWorker::Slabs(SlabRole role) const {
+  std::vector<SlabId> slabs;
+  for (const auto& [slab, entry] : held) {
+    if (entry.role == role) slabs.push_back(slab);
+  }
+  return slabs;
+}
+
+SimulatedNode::SimulatedNode(ArbiterOptions options, std::vector<SimulatedTenant> tenants,
+                             LedgerFactory ledgers)
+    : options_(options),
+      tenants_(std::move(tenants)),
+      ledgers_(std::move(ledgers)),
+      shadow_(options.pool_slabs) {
+  arbiter_ = MakeArbiter();
+}
+
+std::unique_ptr<Arbiter> SimulatedNode::MakeArbiter() {
+  auto ledger = ledgers_ ? ledgers_(options_.pool_slabs, options_.generation)
+                         : std::make_unique<SlabLedger>(options_.pool_slabs, options_.generation);
+  auto arbiter = std::make_unique<Arbiter>(options_, std::move(ledger));
+  for (const SimulatedTenant& tenant : tenants_) {
+    if (!arbiter->AddTenant(tenant.config).ok()) Problem("a tenant was refused");
+  }
+  return arbiter;
+}
+
+void SimulatedNode::Problem(const std::string& what) {
+  problems_.push_back(absl::StrCat("at ", absl::FormatTime(now_, absl::UTCTimeZone()), ": ", what));
+}
+
+SimulatedWorker* SimulatedNode::WorkerOf(uint32_t tenant) {
+  for (auto& [session, worker] : workers_) {
+    if (worker.tenant == TenantId(tenant)) return &worker;
+  }
+  return nullptr;
+}
+
+void SimulatedNode::Drain() {
+  for (ArbiterAction& action : arbiter_->TakeActions()) {
+    std::visit([this](auto& a) { Do(std::move(a)); }, action);
+  }
+}
+
+void SimulatedNode::Do(SendGrant grant) {
+  absl::StrAppend(&log_, "grant ", grant.session.value(), " ", SlabRoleName(grant.role));
+  const auto found = workers_.find(grant.session);
+  if (found == workers_.end() || found->second.killed || !found->second.connected) {
+    return Problem("a grant to a session that is not connected");
+  }
+  SimulatedWorker& worker = found->second;
+  std::set<RegionIndex> places;
+  for (const auto& [slab, entry] : worker.held) {
+    if (entry.role == SlabRole::kParameter) places.insert(entry.region_index);
+  }
+  std::optional<RegionIndex> previous;
+  for (const GrantedSlab& slab : grant.slabs) {
+    absl::StrAppend(&log_, " ", slab.slab.value(), "@", slab.epoch.value());
+    Shadow& shadow = shadow_[slab.slab.value()];
+    if (shadow.holder.has_value()) Problem("a slab was granted that a process may still touch");
+    const bool same = options_.skip_clean_for_same_tenant && shadow.dirty_by == worker.tenant;
+    if (shadow.dirty_by.has_value() && !same) Problem("a slab was granted before it was cleaned");
+    if (slab.epoch <= shadow.epoch || (slab.epoch.value() >> 32) != options_.generation) {
+      Problem("an epoch did not grow or is of another generation");
+    }
+    if (grant.role == SlabRole::kParameter) {
+      if (!places.insert(slab.region_index).second) Problem("a place was granted twice");
+      if (previous.has_value() && slab.region_index <= *previous) Problem("not in stage order");
+      previous = slab.region_index;
+    }
+    shadow = Shadow{.holder = grant.session, .dirty_by = worker.tenant, .epoch = slab.epoch};
+    const HeldSlab entry{slab.slab, slab.epoch, grant.role, slab.region_index};
+    worker.held[slab.slab] = entry;
+    journal_[slab.slab] = {grant.session, entry};
+  }
+  log_ += "\n";
+  if (worker.held.size() > tenants_[worker.tenant.value()].config.quota_slabs) {
+    Problem("a tenant exceeded its quota");
+  }
+  worker.grants.push_back(std::move(grant));
+  NoteActivation(worker);
+}
+
+void SimulatedNode::CheckParameterRevoke(const SimulatedWorker& worker, const SendRevoke& revoke) {
+  if (tenants_[worker.tenant.value()].config.pinned) Problem("a pinned tenant lost parameters");
+  if (now_ < worker.irrevocable_until) Problem("parameters were revoked within their residence");
+  std::set<RegionIndex> asked(revoke.region_indexes.begin(), revoke.region_indexes.end());
+  std::set<RegionIndex> held, pending;
+  for (const auto& [slab, entry] : worker.held) {
+    if (entry.role == SlabRole::kParameter) held.insert(entry.region_index);
+  }
+  for (const SendRevoke& other : worker.revokes) {
+    pending.insert(other.region_indexes.begin(), other.region_indexes.end());
+  }
+  // Whole stages, the last ones: nothing behind the first place asked for stays.
+  for (const RegionIndex place : held) {
+    if (place >= *asked.begin() && !asked.contains(place) && !pending.contains(place)) {
+      Problem("a revoke left a hole in front of parameters that stay");
+      break;
+    }
+  }
+  for (const RegionIndex place : asked) {
+    if (!held.contains(place)) Problem("a place was revoked that is vacant");
+  }
+}
+
+void SimulatedNode::Do(SendRevoke revoke) {
+  absl::StrAppend(&log_, "revoke ", revoke.session.value(), " ", SlabRoleName(revoke.role), " ",
+                  revoke.kv_slabs, "+", revoke.region_indexes.size(), "\n");
+  const auto found = workers_.find(revoke.session);
+  if (found == workers_.end() || found->second.killed || !found->second.connected) {
+    return Problem("a revoke for a session that is not connected");
+  }
+  SimulatedWorker& worker = found->second;
+  if (revoke.deadline <= now_) Problem("a revoke without time to answer");
+  if (revoke.kv_slabs == 0 && revoke.region_indexes.empty()) Problem("a revoke of nothing");
+  if (revoke.role == SlabRole::kParameter) CheckParameterRevoke(worker, revoke);
+  if (revoke.kv_slabs > worker.Count(SlabRole::kKv)) Problem("more KV revoked than held");
+  worker.revokes.push_back(std::move(revoke));
+}
+
+void SimulatedNode::Do(const SendActivateRefused& refused) {
+  absl::StrAppend(&log_, "refused ", refused.session.value(), "\n");
+  if (refused.message.empty() || refused.retry_after <= absl::ZeroDuration()) {
+    Problem("a refusal without words or hint");
+  }
+  if (const auto found = workers_.find(refused.session); found != workers_.end()) {
+    ++found->second.refusals;
+    found->second.activation_deadline.reset();
+  }
+}
+
+void SimulatedNode::Do(const SendKvPressure& pressure) {
+  absl::StrAppend(&log_, "pressure ", pressure.session.value(), " ", pressure.target_slabs, "\n");
+  if (const auto found = workers_.find(pressure.session); found != workers_.end()) {
+    ++found->second.pressures;
+  }
+}
+
+void SimulatedNode::Do(const KillProcess& kill) {
+  absl::StrAppend(&log_, "kill ", kill.session.value(), " ", kill.why, "\n");
+  const auto found = workers_.find(kill.session);
+  if (found == workers_.end()) return Problem("a kill of a process that is gone");
+  if (std::exchange(found->second.killed, true)) Problem("killed twice");
+  found->second.connected = false;
+  found->second.activation_deadline.reset();
+}
+
+void SimulatedNode::Do(const CleanSlabs& clean) {
+  absl::StrAppend(&log_, "clean ", clean.slabs.size(), "\n");
+  for (const SlabId slab : clean.slabs) {
+    if (shadow_[slab.value()].holder.has_value()) {
+      Problem("a slab is cleaned while a process may touch it");
+    }
+    to_clean_.push_back(slab);
+  }
+}
+
+void SimulatedNode::Do(const SessionEnded& ended) {
+  absl::StrAppend(&log_, "ended ", ended.session.value(), "\n");
+  if (workers_.contains(ended.session)) Problem("a session ended before its process");
+}
+
+void SimulatedNode::Do(const TransferFinished& transfer) {
+  if (transfer.duration < absl::ZeroDuration()) Problem("a transfer took negative time");
+  transfers_.push_back(transfer);
+}
+
+void SimulatedNode::NoteActivation(SimulatedWorker& worker) {
+  const ParameterStage& last = tenants_[worker.tenant.value()].stages.back();
+  if (worker.Count(SlabRole::kParameter) == last.first_slab + last.slab_count) {
+    worker.activation_deadline.reset();
+  }
+}
+
+absl::StatusOr<SessionId> SimulatedNode::Attach(uint32_t tenant) {
+  const auto session = arbiter_->OnAttach(TenantId(tenant), tenants_[tenant].stages, now_);
+  if (session.ok()) {
+    SimulatedWorker& worker = workers_[*session];
+    worker.tenant = TenantId(tenant);
+    worker.session = *session;
+  }
+  Drain();
+  return session;
+}
+
+absl::Status SimulatedNode::Reattach(SimulatedWorker& worker) {
+  // What was under way when the connection broke is lost; the worker has only what it had mapped.
+  for (const SendGrant& grant : worker.grants) {
+    std::vector<SlabId> never_fetched;
+    for (const GrantedSlab& slab : grant.slabs) {
+      if (worker.held.contains(slab.slab)) never_fetched.push_back(slab.slab);
+    }
+    GiveUp(worker, never_fetched);
+  }
+  worker.grants.clear();
+  worker.revokes.clear();
+  std::vector<HeldSlab> held;
+  for (const auto& [slab, entry] : worker.held) held.push_back(entry);
+  // Connected before the call, because answers of it arrive with Drain.
+  worker.connected = true;
+  const absl::Status status = arbiter_->OnReattach(
+      worker.session, worker.tenant, tenants_[worker.tenant.value()].stages, held, now_);
+  if (!status.ok()) worker.connected = false;
+  worker.activation_deadline.reset();
+  Drain();
+  return status;
+}
+
+void SimulatedNode::Activate(SimulatedWorker& worker, ActivateReason reason) {
+  if (!worker.activation_deadline.has_value() && reason == ActivateReason::kRequest) {
+    worker.activation_deadline = now_ + options_.activation_deadline;
+  }
+  arbiter_->OnActivate(worker.session, reason, now_);
+  Drain();
+  NoteActivation(worker);
+}
+
+void SimulatedNode::SetKvTarget(SimulatedWorker& worker, uint32_t target, uint32_t needed) {
+  arbiter_->OnSetKvTarget(worker.session, target, needed, now_);
+  Drain();
+}
+
+void SimulatedNode::Report(SimulatedWorker& worker, bool active, uint32_t used, uint32_t idle) {
+  arbiter_->OnReport(worker.session,
+                     SessionLoad{.active = active, .kv_slabs_used = used, .kv_slabs_cached = idle},
+                     now_);
+  Drain();
+}
+
+void SimulatedNode::MapGrant(SimulatedWorker& worker, absl::Duration restore) {
+  const SendGrant grant = worker.grants.front();
+  worker.grants.pop_front();
+  if (grant.role == SlabRole::kParameter) {
+    worker.irrevocable_until = now_ + options_.min_residence;
+  }
+  arbiter_->OnGrantMapped(worker.session, grant.grant, absl::Milliseconds(1), restore, now_);
+  Drain();
+}
+
+void SimulatedNode::GiveUp(SimulatedWorker& worker, const std::vector<SlabId>& slabs) {
+  for (const SlabId slab : slabs) {
+    if (worker.held.erase(slab) > 0) shadow_[slab.value()].holder.reset();
+  }
+}
+
+void SimulatedNode::AnswerRevoke(SimulatedWorker& worker, uint32_t spare) {
+  const SendRevoke revoke = worker.revokes.front();
+  worker.revokes.pop_front();
+  std::vector<SlabId> slabs;
+  if (revoke.role == SlabRole::kKv) {
+    // Those in grants that are not mapped cannot be chosen yet.
+    std::set<SlabId> unmapped;
+    for (const SendGrant& grant : worker.grants) {
+      for (const GrantedSlab& slab : grant.slabs) unmapped.insert(slab.slab);
+    }
+    for (const SlabId slab : worker.Slabs(SlabRole::kKv)) {
+      if (slabs.size() < revoke.kv_slabs && !unmapped.contains(slab)) slabs.push_back(slab);
+    }
+  } else {
+    const std::set<RegionIndex> places(revoke.region_indexes.begin(), revoke.region_indexes.end());
+    for (const auto& [slab, entry] : worker.held) {
+      if (entry.role == SlabRole::kParameter && places.contains(entry.region_index)) {
+        slabs.push_back(slab);
+      }
+    }
+  }
+  slabs.resize(slabs.size() - std::min<size_t>(spare, slabs.size()));
+  AnswerRevokeWith(worker, revoke.revoke, slabs);
+}
+
+void SimulatedNode::AnswerRevokeWith(SimulatedWorker& worker, RevokeId revoke,
+                                     std::vector<SlabId> slabs) {
+  GiveUp(worker, slabs);
+  arbiter_->OnRevokeDone(worker.session, revoke, slabs, now_);
+  Drain();
+}
+
+void SimulatedNode::ReleaseKv(SimulatedWorker& worker, uint32_t count) {
+  std::vector<SlabId> slabs = worker.Slabs(SlabRole::kKv);
+  slabs.resize(std::min<size_t>(slabs.size(), count));
+  GiveUp(worker, slabs);
+  arbiter_->OnReleaseKv(worker.session, slabs, now_);
+  Drain();
+}
+
+void SimulatedNode::Detach(SimulatedWorker& worker) {
+  worker.detached = true;
+  worker.connected = false;
+  worker.activation_deadline.reset();
+  arbiter_->OnDetach(worker.session, now_);
+  Drain();
+}
+
+void SimulatedNode::LoseConnection(SimulatedWorker& worker) {
+  worker.connected = false;
+  worker.activation_deadline.reset();
+  arbiter_->OnConnectionLost(worker.session, now_);
+  Drain();
+}
+
+void SimulatedNode::ProcessGone(SessionId session) {
+  for (Shadow& shadow : shadow_) {
+    if (shadow.holder == session) shadow.holder.reset();
+  }
+  workers_.erase(session);
+  arbiter_->OnProcessGone(session, now_);
+  Drain();
+}
+
+void SimulatedNode::Clean(size_t count) {
+  std::vector<SlabId> slabs;
+  for (; count > 0 && !to_clean_.empty(); --count) {
+    slabs.push_back(to_clean_.front());
+    to_clean_.pop_front();
+    shadow_[slabs.back().value()].dirty_by.reset();
+    journal_.erase(slabs.back());
+  }
+  if (slabs.empty()) return;
+  if (const absl::Status status = arbiter_->OnSlabsClean(slabs, now_); !status.ok()) {
+    Problem(status.ToString());
+  }
+  Drain();
+}
+
+void SimulatedNode::RestartBroker() {
+  ++options_.generation;
+  arbiter_ = MakeArbiter();
+  to_clean_.clear();
+  std::map<SessionId, JournalSession> sessions;
+  for (auto& [session, worker] : workers_) {
+    sessions[session] = JournalSession{.session = session, .tenant = worker.tenant, .slabs = {}};
+    worker.connected = false;
+    // A process that was sent SIGKILL or is exiting never acts again, but may linger.
+    worker.detached = worker.detached || std::exchange(worker.killed, false);
+    worker.activation_deadline.reset();
+  }
+  std::set<SlabId> journaled;
+  for (const auto& [slab, entry] : journal_) {
+    const auto session = sessions.find(entry.first);
+    if (session == sessions.end()) continue;
+    session->second.slabs.push_back(entry.second);
+    journaled.insert(slab);
+  }
+  // Whatever no living process has is created anew.
+  for (uint32_t i = 0; i < shadow_.size(); ++i) {
+    if (journaled.contains(SlabId(i))) continue;
+    if (shadow_[i].holder.has_value()) Problem("the journal forgot a slab that a process holds");
+    shadow_[i].dirty_by.reset();
+    journal_.erase(SlabId(i));
+  }
+  std::vector<JournalSession> list;
+  for (auto& [id, session] : sessions) list.push_back(std::move(session));
+  if (const absl::Status status = arbiter_->AdoptFromJournal(list, now_); !status.ok()) {
+    Problem(status.ToString());
+  }
+  Drain();
+}
+
+void SimulatedNode::Advance(absl::Duration duration) {
+  const absl::Time end = now_ + duration;
+  while (now_ < end) {
+    now_ = std::min(end, std::max(now_, arbiter_->NextDeadline()));
+    arbiter_->OnTick(now_);
+    Drain();
+    if (arbiter_->NextDeadline() <= now_) {
+      Problem("a deadline stays behind the clock");
+      now_ = end;
+    }
+    for (const auto& [session, worker] : workers_) {
+      if (worker.activation_deadline.has_value() && *worker.activation_deadline <= now_) {
+        Problem("an activation waits past its deadline");
+      }
+    }
+  }
+}
+
+void SimulatedNode::Settle() {
+  int rounds = 0;
+  for (bool moved = true; moved;) {
+    if (++rounds > kSettlingRounds) return Problem("slabs move round and round while nobody asks");
+    moved = false;
+    std::vector<SessionId> sessions;
+    for (const auto& [session, worker] : workers_) sessions.push_back(session);
+    for (const SessionId session : sessions) {
+      SimulatedWorker& worker = workers_[session];
+      if (worker.killed || worker.detached) {
+        ProcessGone(session);
+        moved = true;
+        continue;
+      }
+      while (worker.connected && !worker.killed && !worker.grants.empty()) {
+        MapGrant(worker);
+        moved = true;
+      }
+      while (worker.connected && !worker.killed && !worker.revokes.empty()) {
+        AnswerRevoke(worker);
+        moved = true;
+      }
+    }
+    moved = moved || !to_clean_.empty();
+    Clean(to_clean_.size());
+  }
+}
+
+void SimulatedNode::CheckInvariants() {
+  if (const absl::Status status = arbiter_->CheckConsistency(); !status.ok()) {
+    Problem(status.ToString());
+  }
+  const ArbiterSnapshot snapshot = arbiter_->Snapshot();
+  const uint32_t sum = snapshot.free_slabs + snapshot.granted_slabs + snapshot.revoking_slabs +
+                       snapshot.cleaning_slabs + snapshot.quarantined_slabs + snapshot.lost_slabs;
+  if (sum != snapshot.pool_slabs || sum != options_.pool_slabs) Problem("the sums are wrong");
+  const SlabLedger& ledger = arbiter_->ledger();
+  for (uint32_t i = 0; i < shadow_.size(); ++i) {
+    const SlabRecord& record = ledger.record(SlabId(i));
+    if (!shadow_[i].holder.has_value()) continue;
+    if (record.owner != shadow_[i].holder || record.epoch != shadow_[i].epoch) {
+      Problem(absl::StrCat("slab ", i, " may be touched by session ", shadow_[i].holder->value(),
+                           " but the ledger has it ", SlabStateName(record.state)));
+    }
+  }
+  for (const TenantSnapshot& tenant : snapshot.tenants) {
+    const uint32_t held = tenant.parameter_slabs + tenant.kv_slabs;
+    if (held > tenant.config.quota_slabs) Problem("a tenant is above its quota");
+  }
+}
+
+}  // namespace palimpsest
