@@ -133,6 +133,8 @@ class Arbiter::Impl {
   void TakeQuotaExcess(absl::Time now);
   void StartRevokes(const SupplyPlan& plan, MoveReason reason, absl::Time now);
   void RevokeKv(Session& victim, uint32_t slabs, MoveReason reason, absl::Time now);
+  // A victim gets one KV revoke per Pump and reason: it quiesces once.
+  bool EnlargeKvRevoke(Session& victim, uint32_t slabs, MoveReason reason);
   void RevokeParameters(Session& victim, uint32_t first_stage, MoveReason reason, absl::Time now);
   // Fills vacant places in stage order, with `uncleaned` slabs of the same tenant or with free
   // ones.
@@ -166,6 +168,7 @@ class Arbiter::Impl {
   std::map<SessionId, std::unique_ptr<Session>> sessions_;
   std::vector<Session*> list_;  // sessions_ in order
   uint32_t id_counter_ = 0;     // sessions, grants and revokes
+  uint32_t ids_before_pump_ = 0;
   uint64_t sequence_ = 0;
   std::vector<Returned> returned_;  // by slab
   std::vector<uint32_t> seen_;      // by slab: the sight_ in which it was seen

@@ -57,6 +57,7 @@ std::vector<Session*> Arbiter::Impl::ActivationOrder() const {
 
 void Arbiter::Impl::Pump(absl::Time now) {
   wake_ = absl::InfiniteFuture();
+  ids_before_pump_ = id_counter_;
   TakeQuotaExcess(now);
   DeliverActivations(now);
   TopUpActivations(now);
@@ -302,7 +303,25 @@ void Arbiter::Impl::StartRevokes(const SupplyPlan& plan, MoveReason reason, absl
   }
 }
 
+bool Arbiter::Impl::EnlargeKvRevoke(Session& victim, uint32_t slabs, MoveReason reason) {
+  for (RevokeInFlight& revoke : victim.revokes) {
+    const bool of_this_pump = (revoke.id.value() & 0xffffffff) > ids_before_pump_ &&
+                              (revoke.id.value() >> 32) == options_.generation;
+    if (!of_this_pump || revoke.role != SlabRole::kKv || revoke.reason != reason) continue;
+    for (ArbiterAction& action : actions_) {
+      auto* const send = std::get_if<SendRevoke>(&action);
+      if (send == nullptr || send->revoke != revoke.id) continue;
+      send->kv_slabs += slabs;
+      revoke.kv_outstanding += slabs;
+      victim.kv_revoking += slabs;
+      return true;
+    }
+  }
+  return false;
+}
+
 void Arbiter::Impl::RevokeKv(Session& victim, uint32_t slabs, MoveReason reason, absl::Time now) {
+  if (EnlargeKvRevoke(victim, slabs, reason)) return;
   RevokeInFlight revoke{.id = RevokeId(NextId()),
                         .role = SlabRole::kKv,
                         .parameters = {},
