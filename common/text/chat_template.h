@@ -1,4 +1,6 @@
-// Chat messages to prompt text, by the Jinja template of a model's `tokenizer_config.json`.
+// Chat messages to prompt text, by the Jinja template of a model's `tokenizer_config.json`. The
+// engine is llama.cpp's; unlike Jinja2 it counts bytes where a template asks for the length of a
+// text.
 #ifndef PALIMPSEST_COMMON_TEXT_CHAT_TEMPLATE_H_
 #define PALIMPSEST_COMMON_TEXT_CHAT_TEMPLATE_H_
 
@@ -8,6 +10,9 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "common/text/tokenizer.h"
 
 namespace palimpsest {
 
@@ -16,7 +21,15 @@ struct ChatTurn {
   std::string content;  // UTF-8
 };
 
-// Immutable; Render may be called from several threads at once.
+struct ChatPrompt {
+  std::string text;
+  // Where `text` came from the messages, in order. Given to Tokenizer::Encode as
+  // EncodeOptions::literal, so that a message cannot pose as the end of its own turn.
+  std::vector<TextRange> literal;
+};
+
+// Immutable; Render may be called from several threads at once. A template is trusted like the
+// model that it comes with; messages are not.
 class ChatTemplate {
  public:
   // Takes `chat_template` (a string, or a list of named ones, of which "default" is taken),
@@ -32,14 +45,19 @@ class ChatTemplate {
   ChatTemplate(const ChatTemplate&) = delete;
   ChatTemplate& operator=(const ChatTemplate&) = delete;
 
-  // The prompt for the next turn of the assistant. InvalidArgument if there are no messages, a
-  // message is not UTF-8, or the template refuses them (its own words are in the message);
-  // ResourceExhausted if the prompt gets too long.
-  absl::StatusOr<std::string> Render(const std::vector<ChatTurn>& messages,
-                                     bool add_generation_prompt = true) const;
+  // The prompt for the next turn of the assistant; without `add_generation_prompt` just the
+  // messages. `now` is the date that a template may write (strftime_now, in UTC). InvalidArgument
+  // if there are no messages or too many, a message is not UTF-8, or the template refuses them (its
+  // own words are in the message); ResourceExhausted if the prompt gets too long.
+  absl::StatusOr<ChatPrompt> Render(const std::vector<ChatTurn>& messages,
+                                    bool add_generation_prompt = true,
+                                    absl::Time now = absl::Now()) const;
 
  private:
   struct Parts;
+  // `source` is the template; empty: the one in the config.
+  static absl::StatusOr<std::unique_ptr<ChatTemplate>> Create(absl::string_view tokenizer_config,
+                                                              std::string source);
   explicit ChatTemplate(std::unique_ptr<Parts> parts);
 
   std::unique_ptr<const Parts> parts_;

@@ -19,6 +19,12 @@
 
 namespace palimpsest {
 
+// Bytes [begin, end) of a text.
+struct TextRange {
+  size_t begin;
+  size_t end;
+};
+
 struct EncodeOptions {
   // Special tokens written out in the text ("<|im_end|>") become their ids. Where false they are
   // split like other text, so that text of a stranger cannot pose as a control token. Added tokens
@@ -27,6 +33,9 @@ struct EncodeOptions {
   // Adds what the post-processor's template adds, for most models a token that begins the text.
   // Chat templates write such tokens themselves.
   bool add_special = false;
+  // Special tokens that touch one of these ranges of the text stay text, also with parse_special.
+  // Sorted, not overlapping.
+  std::vector<TextRange> literal;
 };
 
 // Immutable; all methods may be called from several threads at once. Nothing blocks.
