@@ -1,0 +1,226 @@
+// The broker's core: turns what workers, processes and time do into events of the arbiter, and the
+// arbiter's actions into messages, descriptors, journal entries, signals and fresh memory.
+//
+// Locking: one lock guards the arbiter and the sessions. Every event is decided under it; the
+// actions are queued under it, in the arbiter's order, and carried out after it was released, still
+// in order, by one thread at a time (whichever caused them). Slabs are cleaned on threads of their
+// own. What an action led to comes back as the next event.
+//
+// Journal: a session is recorded before its worker learns its id, a slab before the grant is sent,
+// a release after the slab was cleaned. If a record cannot be written after some tries, `fatal` is
+// called: workers keep what they hold, and a broker that is started once the disk has room again
+// finds the rest in the journal.
+//
+// Threads: all methods are thread-safe, and block at most on a journal write or another thread's
+// actions. Legal order: Create, Start once, anything, Stop.
+#ifndef PALIMPSEST_BROKER_SERVER_BROKER_H_
+#define PALIMPSEST_BROKER_SERVER_BROKER_H_
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <variant>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "broker/core/arbiter.h"
+#include "broker/device/slab_device.h"
+#include "broker/server/broker_metrics.h"
+#include "broker/server/descriptor_server.h"
+#include "broker/server/hand_over.h"
+#include "broker/server/image_manager.h"
+#include "broker/server/journal.h"
+#include "broker/server/process_watcher.h"
+#include "broker/server/sealed_image.h"
+#include "broker/server/session_stream.h"
+#include "broker/server/slab_cleaner.h"
+#include "broker/server/worker_messages.h"
+#include "common/clock.h"
+#include "common/mutex.h"
+
+namespace palimpsest {
+
+class Broker : public DescriptorDelegate {
+ public:
+  struct Options {
+    // `generation` is taken from the journal.
+    ArbiterOptions arbiter;
+    Bytes slab_bytes;
+    // By TenantId.
+    std::vector<TenantConfig> tenants;
+    // Slabs of each tenant's parameter image.
+    std::vector<uint32_t> image_slabs;
+    // How long the descriptors of a grant or an image can be fetched.
+    absl::Duration token_lifetime = absl::Seconds(30);
+    size_t cleaner_threads = 1;
+  };
+  // What it works with; all must outlive it.
+  struct Parts {
+    const Clock& clock;
+    Journal& journal;
+    SlabDevice& device;
+    ImageManager& images;
+    HandOverTable& hand_overs;
+    BrokerMetrics& metrics;
+    std::function<void(const absl::Status&)> fatal;
+  };
+
+  // One worker's attachment. Everything but the id, tenant, process and fingerprint belongs to the
+  // broker.
+  struct Session {
+    SessionId id;
+    std::optional<TenantId> tenant;
+    std::string tenant_name;
+    std::shared_ptr<const ProcessHandle> process;
+    // Of the image that its parameter slabs are restored from.
+    std::string fingerprint;
+
+    // Null while no connection stands.
+    std::shared_ptr<SessionStream> stream;
+    // Null until its worker has returned.
+    std::shared_ptr<const SealedImage> image;
+  };
+
+  // Takes over what the journal says of earlier generations: their slabs wait for their workers,
+  // every other slab gets memory now.
+  static absl::StatusOr<std::unique_ptr<Broker>> Create(Options options, Parts parts);
+  ~Broker() override;
+
+  // Starts the threads. Before it, no event may come.
+  absl::Status Start();
+  // Ends all streams and joins the threads; slabs stay with the workers. Idempotent.
+  void Stop();
+
+  // AlreadyExists, naming the process, while another session of the tenant has not ended.
+  absl::Status CheckVacant(const DescriptorPeer& peer);
+
+  // Opens a session and queues its Attached message.
+  absl::StatusOr<std::shared_ptr<Session>> Attach(const DescriptorPeer& peer,
+                                                  std::shared_ptr<const SealedImage> image,
+                                                  std::shared_ptr<SessionStream> stream);
+
+  // The session that a worker wants back, if it is its own. NotFound if there is none: the worker
+  // must start anew. PermissionDenied for the session of another process.
+  absl::StatusOr<std::shared_ptr<Session>> FindReturning(const DescriptorPeer& peer,
+                                                         SessionId session);
+
+  // Brings a session back and queues its Attached message. `image` has the session's fingerprint.
+  // An earlier connection of the session is closed. InvalidArgument for a message that breaks its
+  // bounds, FailedPrecondition if a slab is claimed whose descriptor was not returned.
+  absl::Status Reattach(const std::shared_ptr<Session>& session, const v1::Reattach& message,
+                        std::shared_ptr<const SealedImage> image,
+                        std::shared_ptr<SessionStream> stream);
+
+  // A message that came over `stream`. InvalidArgument, with nothing changed, for one that breaks
+  // its bounds: the stream must be closed.
+  absl::Status Handle(const std::shared_ptr<Session>& session,
+                      const std::shared_ptr<SessionStream>& stream,
+                      const v1::WorkerMessage& message);
+
+  // The stream has ended or is about to. Ignored if the session has another one by now.
+  void Disconnect(const std::shared_ptr<Session>& session,
+                  const std::shared_ptr<SessionStream>& stream);
+
+  v1::GetStatusResponse Status();
+
+  // DescriptorDelegate:
+  absl::Status ReturnSlab(const DescriptorPeer& peer, const SlabEntry& entry,
+                          UniqueFd memory) override;
+  absl::Status ReturnImage(const DescriptorPeer& peer, const std::string& fingerprint,
+                           UniqueFd image) override;
+  void ConnectionClosed(const DescriptorPeer& peer) override;
+
+  // Sessions that have not ended.
+  size_t sessions();
+
+  // The arbiter's own recount.
+  absl::Status CheckConsistency();
+
+ private:
+  // Tells a worker that its session stands.
+  struct SendAttached {
+    bool recorded = false;  // the journal knows the session already
+    bool send_image = false;
+    std::shared_ptr<const SealedImage> image;
+  };
+  struct Work {
+    std::variant<ArbiterAction, SendAttached> what;
+    std::shared_ptr<Session> session;       // null for CleanSlabs and TransferFinished
+    std::shared_ptr<SessionStream> stream;  // its stream at the time of the decision
+  };
+
+  Broker(Options options, Parts parts);
+
+  absl::Status AdoptJournal();
+  void TimerLoop();
+  void ProcessGone(const ProcessIdentity& process);
+  void Apply(SessionId session, const WorkerEvent& event, absl::Time now)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Runs `event` under the lock, then carries out what it led to.
+  template <typename Event>
+  void Decide(Event event) {
+    {
+      MutexLock lock(&mu_);
+      event(parts_.clock.Now());
+      Collect();
+    }
+    Drain();
+  }
+  // Queues the arbiter's new actions.
+  void Collect() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void Drain();
+  void Execute(std::vector<Work>& batch);
+  void Record(const std::vector<Work>& batch);
+  void AppendOrDie(const std::vector<journal::Record>& records);
+  void Do(const Work& work, const SendAttached& attached);
+  void Do(const Work& work, const ArbiterAction& action);
+  void Perform(const Work& work, const SendGrant& grant);
+  void Perform(const Work& work, const SendRevoke& revoke);
+  void Perform(const Work& work, const SendActivateRefused& refused);
+  void Perform(const Work& work, const SendKvPressure& pressure);
+  void Perform(const Work& work, const KillProcess& kill);
+  void Perform(const Work& work, const CleanSlabs& clean);
+  void Perform(const Work& work, const SessionEnded& ended);
+  void Perform(const Work& work, const TransferFinished& transfer);
+  void SlabsClean(absl::Span<const SlabId> slabs);
+  const std::string& TenantName(TenantId tenant) const {
+    return options_.tenants[tenant.value()].name;
+  }
+  void FillTenant(const TenantSnapshot& tenant, TenantId id, v1::TenantMemory& out)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
+  const Options options_;
+  const Parts parts_;
+  std::unique_ptr<ProcessWatcher> watcher_;
+  std::unique_ptr<SlabCleaner> cleaner_;
+  std::thread timer_;
+
+  // Serialises calls that give slabs other memory; never taken with `mu_`.
+  Mutex device_mu_;
+
+  Mutex mu_;
+  Arbiter arbiter_ ABSL_GUARDED_BY(mu_);
+  absl::flat_hash_map<SessionId, std::shared_ptr<Session>> sessions_ ABSL_GUARDED_BY(mu_);
+  // Slabs of earlier generations whose descriptors have not come back.
+  std::map<SlabId, journal::SlabGranted> lost_ ABSL_GUARDED_BY(mu_);
+  std::vector<Work> queue_ ABSL_GUARDED_BY(mu_);
+  bool draining_ ABSL_GUARDED_BY(mu_) = false;
+  // What the timer waits for.
+  CondVar timer_changed_;
+  absl::Time timer_deadline_ ABSL_GUARDED_BY(mu_) = absl::InfinitePast();
+  bool stopping_ ABSL_GUARDED_BY(mu_) = false;
+  std::deque<TransferFinished> transfers_ ABSL_GUARDED_BY(mu_);
+};
+
+}  // namespace palimpsest
+
+#endif  // PALIMPSEST_BROKER_SERVER_BROKER_H_

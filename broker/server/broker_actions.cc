@@ -1,0 +1,331 @@
+// What the broker does on the arbiter's behalf, and what it tells operators.
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "broker/server/broker.h"
+#include "broker/server/worker_messages.h"
+#include "common/log.h"
+
+namespace palimpsest {
+namespace {
+
+constexpr size_t kTransfersKept = 1024;
+constexpr int kJournalTries = 20;
+constexpr absl::Duration kJournalPause = absl::Milliseconds(250);
+
+// The session that an action is about; nullopt for actions about none.
+std::optional<SessionId> SessionOf(const ArbiterAction& action) {
+  return std::visit(
+      [](const auto& typed) -> std::optional<SessionId> {
+        if constexpr (requires { typed.session; }) return typed.session;
+        return std::nullopt;
+      },
+      action);
+}
+
+journal::Record OpenedRecord(const Broker::Session& session) {
+  journal::Record record;
+  journal::SessionOpened& opened = *record.mutable_session_opened();
+  opened.set_session_id(session.id.value());
+  opened.set_tenant(session.tenant_name);
+  opened.set_pid(session.process->pid());
+  opened.set_process_start(session.process->identity().start_ticks);
+  opened.set_fingerprint(session.fingerprint);
+  return record;
+}
+
+v1::Transfer::Kind KindToProto(TransferKind kind) {
+  switch (kind) {
+    case TransferKind::kRevoke:
+      return v1::Transfer::KIND_REVOKE;
+    case TransferKind::kGrant:
+      return v1::Transfer::KIND_GRANT;
+    case TransferKind::kRestore:
+      return v1::Transfer::KIND_RESTORE;
+    case TransferKind::kClean:
+      return v1::Transfer::KIND_SCRUB;
+  }
+  return v1::Transfer::KIND_UNSPECIFIED;
+}
+
+}  // namespace
+
+void Broker::Collect() {
+  for (ArbiterAction& action : arbiter_.TakeActions()) {
+    if (const auto* finished = std::get_if<TransferFinished>(&action)) {
+      if (transfers_.size() == kTransfersKept) transfers_.pop_front();
+      transfers_.push_back(*finished);
+    }
+    Work work{std::move(action), nullptr, nullptr};
+    if (const auto id = SessionOf(std::get<ArbiterAction>(work.what)); id.has_value()) {
+      const auto found = sessions_.find(*id);
+      if (found == sessions_.end()) continue;
+      work.session = found->second;
+      work.stream = found->second->stream;
+      if (std::holds_alternative<SessionEnded>(std::get<ArbiterAction>(work.what))) {
+        std::erase_if(lost_,
+                      [&id](const auto& slab) { return slab.second.session_id() == id->value(); });
+        found->second->stream = nullptr;
+        sessions_.erase(found);
+      }
+    }
+    queue_.push_back(std::move(work));
+  }
+  if (arbiter_.NextDeadline() < timer_deadline_) timer_changed_.Signal();
+}
+
+void Broker::Drain() {
+  while (true) {
+    std::vector<Work> batch;
+    {
+      MutexLock lock(&mu_);
+      if (draining_ || queue_.empty()) return;
+      draining_ = true;
+      batch.swap(queue_);
+    }
+    Execute(batch);
+    MutexLock lock(&mu_);
+    draining_ = false;
+  }
+}
+
+void Broker::Execute(std::vector<Work>& batch) {
+  Record(batch);
+  for (const Work& work : batch) {
+    std::visit([this, &work](const auto& what) { Do(work, what); }, work.what);
+  }
+}
+
+void Broker::Record(const std::vector<Work>& batch) {
+  std::vector<journal::Record> records;
+  for (const Work& work : batch) {
+    if (const auto* attached = std::get_if<SendAttached>(&work.what)) {
+      if (!attached->recorded) records.push_back(OpenedRecord(*work.session));
+      continue;
+    }
+    const ArbiterAction& action = std::get<ArbiterAction>(work.what);
+    if (const auto* grant = std::get_if<SendGrant>(&action)) {
+      for (const GrantedSlab& slab : grant->slabs) {
+        const SlabDevice::Identity identity = parts_.device.IdentityOf(slab.slab);
+        journal::SlabGranted& granted = *records.emplace_back().mutable_slab_granted();
+        granted.set_slab_id(slab.slab.value());
+        granted.set_device(identity.device);
+        granted.set_inode(identity.inode);
+        granted.set_session_id(grant->session.value());
+        granted.set_role(RoleToProto(grant->role));
+        granted.set_epoch(slab.epoch.value());
+        granted.set_region_index(slab.region_index.value());
+      }
+    } else if (const auto* ended = std::get_if<SessionEnded>(&action)) {
+      records.emplace_back().mutable_session_ended()->set_session_id(ended->session.value());
+    }
+  }
+  if (!records.empty()) AppendOrDie(records);
+}
+
+void Broker::AppendOrDie(const std::vector<journal::Record>& records) {
+  absl::Status status;
+  for (int attempt = 0; attempt < kJournalTries; ++attempt) {
+    status = parts_.journal.Append(records);
+    if (status.ok()) return;
+    Log(LogLevel::kError, "the journal cannot be written", {{"error", status}});
+    absl::SleepFor(kJournalPause);
+  }
+  parts_.fatal(status);
+}
+
+void Broker::Do(const Work& work, const SendAttached& attached) {
+  if (work.stream == nullptr) return;
+  const Session& session = *work.session;
+  v1::BrokerMessage message;
+  v1::Attached& out = *message.mutable_attached();
+  out.set_session_id(session.id.value());
+  out.set_tenant(session.tenant_name);
+  out.set_broker_generation(options_.arbiter.generation);
+  out.set_slab_bytes(static_cast<uint64_t>(options_.slab_bytes.count()));
+  out.set_pool_slabs(options_.arbiter.pool_slabs);
+  out.set_quota_slabs(options_.tenants[session.tenant->value()].quota_slabs);
+  *out.mutable_image() = attached.image->manifest;
+  if (attached.send_image) {
+    const Token token =
+        parts_.hand_overs.Offer(work.stream->connection(),
+                                HandOver{DescriptorKind::kImage, {}, {attached.image->descriptor}},
+                                options_.token_lifetime);
+    out.set_image_token(token.ToBytes());
+  }
+  work.stream->Send(std::move(message));
+  Log(LogLevel::kInfo, attached.recorded ? "worker returned" : "worker attached",
+      {{"tenant", session.tenant_name}, {"session", session.id}, {"pid", session.process->pid()}});
+  parts_.metrics.Attached(attached.recorded ? AttachOutcome::kReattached
+                                            : AttachOutcome::kAttached);
+}
+
+void Broker::Do(const Work& work, const ArbiterAction& action) {
+  std::visit([this, &work](const auto& typed) { Perform(work, typed); }, action);
+}
+
+void Broker::Perform(const Work& work, const SendGrant& grant) {
+  if (work.stream == nullptr) return;
+  HandOver what{DescriptorKind::kSlabs, {}, {}};
+  v1::BrokerMessage message;
+  v1::Grant& out = *message.mutable_grant();
+  out.set_grant_id(grant.grant.value());
+  out.set_role(RoleToProto(grant.role));
+  for (const GrantedSlab& slab : grant.slabs) {
+    v1::GrantedSlab& granted = *out.add_slabs();
+    granted.set_slab_id(slab.slab.value());
+    granted.set_epoch(slab.epoch.value());
+    granted.set_region_index(slab.region_index.value());
+    what.entries.push_back(SlabEntry{slab.slab, slab.epoch});
+    what.descriptors.push_back(parts_.device.Descriptor(slab.slab));
+  }
+  const Token token =
+      parts_.hand_overs.Offer(work.stream->connection(), std::move(what), options_.token_lifetime);
+  out.set_token(token.ToBytes());
+  out.set_token_seconds(absl::ToDoubleSeconds(options_.token_lifetime));
+  work.stream->Send(std::move(message));
+}
+
+void Broker::Perform(const Work& work, const SendRevoke& revoke) {
+  if (work.stream == nullptr) return;
+  v1::BrokerMessage message;
+  v1::Revoke& out = *message.mutable_revoke();
+  out.set_revoke_id(revoke.revoke.value());
+  out.set_role(RoleToProto(revoke.role));
+  for (const RegionIndex index : revoke.region_indexes) out.add_region_indexes(index.value());
+  out.set_kv_slabs(revoke.kv_slabs);
+  out.set_deadline_seconds(
+      absl::ToDoubleSeconds(std::max(revoke.deadline - parts_.clock.Now(), absl::ZeroDuration())));
+  work.stream->Send(std::move(message));
+}
+
+void Broker::Perform(const Work& work, const SendActivateRefused& refused) {
+  parts_.metrics.ActivationRefused(work.session->tenant_name);
+  if (work.stream == nullptr) return;
+  v1::BrokerMessage message;
+  message.mutable_activate_refused()->set_message(refused.message);
+  message.mutable_activate_refused()->set_retry_after_seconds(
+      absl::ToDoubleSeconds(refused.retry_after));
+  work.stream->Send(std::move(message));
+}
+
+void Broker::Perform(const Work& work, const SendKvPressure& pressure) {
+  parts_.metrics.KvPressure(work.session->tenant_name);
+  if (work.stream == nullptr) return;
+  v1::BrokerMessage message;
+  message.mutable_kv_pressure()->set_target_slabs(pressure.target_slabs);
+  work.stream->Send(std::move(message));
+}
+
+void Broker::Perform(const Work& work, const KillProcess& kill) {
+  const Session& session = *work.session;
+  Log(LogLevel::kWarning, "worker killed",
+      {{"tenant", session.tenant_name}, {"session", session.id}, {"why", kill.why}});
+  if (session.process == nullptr) return;
+  if (const absl::Status killed = session.process->Kill(); !killed.ok()) {
+    Log(LogLevel::kError, "a worker cannot be killed; its slabs stay in quarantine",
+        {{"pid", session.process->pid()}, {"error", killed}});
+  }
+}
+
+void Broker::Perform(const Work&, const CleanSlabs& clean) { cleaner_->Enqueue(clean.slabs); }
+
+void Broker::Perform(const Work& work, const SessionEnded&) {
+  // Only a worker that detached may still be connected.
+  if (work.stream != nullptr) work.stream->Close("the session has ended");
+}
+
+void Broker::Perform(const Work&, const TransferFinished& transfer) {
+  parts_.metrics.Moved(transfer, TenantName(transfer.tenant));
+}
+
+void Broker::SlabsClean(absl::Span<const SlabId> slabs) {
+  std::vector<journal::Record> records;
+  {
+    MutexLock lock(&mu_);
+    for (const SlabId slab : slabs) {
+      journal::SlabReleased& released = *records.emplace_back().mutable_slab_released();
+      released.set_slab_id(slab.value());
+      released.set_epoch(arbiter_.ledger().record(slab).epoch.value());
+    }
+  }
+  AppendOrDie(records);
+  Decide([&](absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    if (const absl::Status status = arbiter_.OnSlabsClean(slabs, now); !status.ok()) {
+      parts_.fatal(status);
+    }
+  });
+}
+
+v1::GetStatusResponse Broker::Status() {
+  v1::GetStatusResponse out;
+  MutexLock lock(&mu_);
+  const ArbiterSnapshot snapshot = arbiter_.Snapshot();
+  out.set_broker_generation(options_.arbiter.generation);
+  out.set_slab_bytes(static_cast<uint64_t>(options_.slab_bytes.count()));
+  out.set_pool_slabs(snapshot.pool_slabs);
+  out.set_free_slabs(snapshot.free_slabs);
+  out.set_granted_slabs(snapshot.granted_slabs);
+  out.set_revoking_slabs(snapshot.revoking_slabs);
+  out.set_cleaning_slabs(snapshot.cleaning_slabs);
+  out.set_quarantined_slabs(snapshot.quarantined_slabs + snapshot.lost_slabs);
+  out.set_backend(parts_.device.name());
+  for (uint32_t i = 0; i < snapshot.tenants.size(); ++i) {
+    FillTenant(snapshot.tenants[i], TenantId(i), *out.add_tenants());
+  }
+  for (const TransferFinished& finished : transfers_) {
+    v1::Transfer& transfer = *out.add_transfers();
+    transfer.set_kind(KindToProto(finished.kind));
+    transfer.set_tenant(TenantName(finished.tenant));
+    transfer.set_role(RoleToProto(finished.role));
+    transfer.set_slabs(finished.slabs);
+    transfer.set_seconds(absl::ToDoubleSeconds(finished.duration));
+    transfer.set_reason(std::string(MoveReasonName(finished.reason)));
+    transfer.set_finished_at(absl::ToDoubleSeconds(finished.finished_at - absl::UnixEpoch()));
+  }
+  return out;
+}
+
+void Broker::FillTenant(const TenantSnapshot& tenant, TenantId id, v1::TenantMemory& out) {
+  out.set_tenant(tenant.config.name);
+  out.set_priority(tenant.config.priority);
+  out.set_pinned(tenant.config.pinned);
+  out.set_attached(tenant.attached);
+  v1::Report& load = *out.mutable_load();
+  load.set_active(tenant.load.active);
+  load.set_running_sequences(tenant.load.running_sequences);
+  load.set_waiting_sequences(tenant.load.waiting_sequences);
+  load.set_kv_slabs_used(tenant.load.kv_slabs_used);
+  load.set_kv_slabs_cached(tenant.load.kv_slabs_cached);
+  load.set_kv_slabs_free(tenant.load.kv_slabs_free);
+  out.set_parameter_slabs(tenant.parameter_slabs);
+  out.set_kv_slabs(tenant.kv_slabs);
+  out.set_floor_slabs(tenant.config.floor_slabs);
+  out.set_quota_slabs(tenant.config.quota_slabs);
+  out.set_image_slabs(options_.image_slabs[id.value()]);
+  out.set_grants_in_flight(tenant.grants_in_flight);
+  out.set_revokes_in_flight(tenant.revokes_in_flight);
+  out.set_activation_waiting(tenant.activation_waiting);
+  out.set_kv_target_slabs(tenant.kv_target_slabs);
+  out.set_fingerprint(absl::BytesToHexString(parts_.images.Fingerprint(id)));
+  if (!tenant.session.has_value()) return;
+  const auto session = sessions_.find(*tenant.session);
+  if (session == sessions_.end() || session->second->process == nullptr) return;
+  out.set_pid(session->second->process->pid());
+  out.set_fingerprint(absl::BytesToHexString(session->second->fingerprint));
+}
+
+size_t Broker::sessions() {
+  MutexLock lock(&mu_);
+  return sessions_.size();
+}
+
+absl::Status Broker::CheckConsistency() {
+  MutexLock lock(&mu_);
+  return arbiter_.CheckConsistency();
+}
+
+}  // namespace palimpsest

@@ -1,0 +1,123 @@
+#include "broker/server/broker_config.h"
+
+#include <limits>
+#include <set>
+
+#include "absl/strings/str_cat.h"
+#include "common/descriptor_protocol.h"
+
+namespace palimpsest {
+namespace {
+
+constexpr size_t kMaxTenants = 64;
+constexpr int64_t kMaxPoolSlabs = 1 << 20;
+
+BrokerTenant ReadTenant(ConfigReader& reader, Bytes pool_bytes) {
+  BrokerTenant tenant;
+  tenant.name = reader.String("name");
+  if (tenant.name.empty() || tenant.name.size() > kMaxTenantBytes) {
+    reader.Error("name", absl::StrCat("expected 1 to ", kMaxTenantBytes, " bytes"));
+  }
+  if (reader.Has("uid")) {
+    tenant.uid = static_cast<uid_t>(reader.Int("uid", 0, std::numeric_limits<uint32_t>::max() - 1));
+  }
+  tenant.secret_file = reader.String("secret_file", "");
+  if (!tenant.uid.has_value() && tenant.secret_file.empty()) {
+    reader.Error("name", "a tenant needs a uid, a secret_file or both");
+  }
+  tenant.socket_dir = reader.String("socket_dir", "");
+  ConfigReader model = reader.Map("model");
+  tenant.model.folder = model.String("path");
+  tenant.model.max_sequence_tokens = model.Int("max_sequence_tokens", 1, 1 << 24);
+  tenant.model.kv_block_tokens = reader.Int("kv_block_tokens", 1, 4096, 16);
+  tenant.priority = static_cast<int32_t>(reader.Int("priority", -1000, 1000, 0));
+  tenant.pin = reader.Bool("pin", false);
+  tenant.floor = reader.Size("floor", Bytes(0), pool_bytes, Bytes(0));
+  tenant.quota = reader.Size("quota", Bytes(1), pool_bytes, pool_bytes);
+  return tenant;
+}
+
+ArbiterOptions ReadPolicy(ConfigReader policy) {
+  const absl::Duration day = absl::Hours(24);
+  const absl::Duration tick = absl::Milliseconds(10);
+  ArbiterOptions out;
+  const auto duration = [&policy, tick, day](absl::string_view key, absl::Duration fallback) {
+    return policy.Duration(key, tick, day, fallback);
+  };
+  out.revoke_deadline = duration("revoke_deadline", out.revoke_deadline);
+  out.grant_deadline = duration("grant_deadline", out.grant_deadline);
+  out.activation_deadline = duration("activation_deadline", out.activation_deadline);
+  out.max_waiting_activations = static_cast<uint32_t>(
+      policy.Int("max_waiting_activations", 1, 4096, out.max_waiting_activations));
+  out.reattach_grace = duration("reattach_grace", out.reattach_grace);
+  out.kill_patience = duration("kill_patience", out.kill_patience);
+  out.min_residence = duration("min_residence", out.min_residence);
+  out.residence_restores = policy.Double("residence_restores", 0.0, 1000.0, out.residence_restores);
+  out.prefetch_grace = duration("prefetch_grace", out.prefetch_grace);
+  out.kv_step_slabs =
+      static_cast<uint32_t>(policy.Int("kv_step_slabs", 1, kMaxPoolSlabs, out.kv_step_slabs));
+  out.reversion_delay = duration("reversion_delay", out.reversion_delay);
+  out.reversion_hysteresis = policy.Double("hysteresis", 0.0, 10.0, out.reversion_hysteresis);
+  return out;
+}
+
+void CheckSockets(const BrokerConfig& config, ConfigReader& root) {
+  if (config.control_socket.empty() != config.descriptor_socket.empty()) {
+    root.Error("control_socket", "control_socket and descriptor_socket are set together or not");
+  }
+  for (const BrokerTenant& tenant : config.tenants) {
+    if (config.control_socket.empty() && tenant.socket_dir.empty()) {
+      root.Error("tenants",
+                 absl::StrCat("tenant ", tenant.name,
+                              " has no socket: set control_socket and descriptor_socket, "
+                              "or its socket_dir"));
+    }
+  }
+}
+
+}  // namespace
+
+absl::StatusOr<BrokerConfig> ReadBrokerConfig(YamlConfig& yaml, const std::string& default_packer) {
+  ConfigReader root = yaml.root();
+  BrokerConfig config;
+  config.node = root.String("node");
+  config.state_dir = root.String("state_dir");
+  config.control_socket = root.String("control_socket", "");
+  config.descriptor_socket = root.String("descriptor_socket", "");
+  config.metrics_listen = root.String("metrics_listen", "");
+  config.packer = root.String("packer", default_packer);
+  config.pack_at_start = root.Bool("pack_at_start", true);
+  config.pack_deadline =
+      root.Duration("pack_deadline", absl::Seconds(1), absl::Hours(24), absl::Minutes(30));
+  config.token_lifetime =
+      root.Duration("token_lifetime", absl::Milliseconds(100), absl::Hours(1), absl::Seconds(30));
+
+  ConfigReader pool = root.Map("pool");
+  pool.Choice<int>("backend", {{"host", 0}}, 0);
+  config.slab_bytes = pool.Size("slab_bytes", MiB(2), GiB(1), MiB(2));
+  if (config.slab_bytes.count() % MiB(2).count() != 0) {
+    pool.Error("slab_bytes", "expected a multiple of 2 MiB");
+  }
+  config.pool_bytes = pool.Size("bytes", config.slab_bytes, config.slab_bytes * kMaxPoolSlabs);
+  if (config.pool_bytes.count() % config.slab_bytes.count() != 0) {
+    pool.Error("bytes", absl::StrCat("expected a multiple of pool.slab_bytes (",
+                                     config.slab_bytes.ToString(), ")"));
+  }
+  config.policy = ReadPolicy(root.Map("policy"));
+  config.policy.pool_slabs = static_cast<uint32_t>(config.pool_bytes / config.slab_bytes);
+
+  std::vector<ConfigReader> tenants = root.Maps("tenants", kMaxTenants);
+  if (tenants.empty()) root.Error("tenants", "expected at least one tenant");
+  std::set<std::string> names;
+  for (ConfigReader& reader : tenants) {
+    config.tenants.push_back(ReadTenant(reader, config.pool_bytes));
+    if (!names.insert(config.tenants.back().name).second) {
+      reader.Error("name", absl::StrCat("a second tenant ", config.tenants.back().name));
+    }
+  }
+  CheckSockets(config, root);
+  if (absl::Status status = yaml.Finish(); !status.ok()) return status;
+  return config;
+}
+
+}  // namespace palimpsest

@@ -1,0 +1,61 @@
+// The broker's configuration file.
+#ifndef PALIMPSEST_BROKER_SERVER_BROKER_CONFIG_H_
+#define PALIMPSEST_BROKER_SERVER_BROKER_CONFIG_H_
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "broker/core/arbiter.h"
+#include "broker/server/image_manager.h"
+#include "common/bytes.h"
+#include "common/yaml_config.h"
+
+namespace palimpsest {
+
+struct BrokerTenant {
+  std::string name;
+  // How the tenant's worker proves to be the tenant's: its uid, a shared secret, or both.
+  std::optional<uid_t> uid;
+  std::string secret_file;
+  // A folder with sockets (broker.sock, descriptors.sock) for this tenant alone; may be empty.
+  std::string socket_dir;
+  TenantModel model;
+  int32_t priority = 0;
+  bool pin = false;
+  Bytes floor;
+  Bytes quota;
+};
+
+struct BrokerConfig {
+  std::string node;
+  std::string state_dir;
+  // Sockets for every tenant; both may be empty if each tenant has a socket_dir.
+  std::string control_socket;
+  std::string descriptor_socket;
+  // "" serves no metrics.
+  std::string metrics_listen;
+  // Path of the packer's executable.
+  std::string packer;
+  bool pack_at_start = true;
+  absl::Duration pack_deadline;
+  Bytes pool_bytes;
+  Bytes slab_bytes;
+  std::vector<BrokerTenant> tenants;
+  // pool_slabs is set, generation is not.
+  ArbiterOptions policy;
+  absl::Duration token_lifetime;
+};
+
+// Reads all settings. InvalidArgument with one line for each error, file and line first.
+// `default_packer` stands where the file names none.
+absl::StatusOr<BrokerConfig> ReadBrokerConfig(YamlConfig& yaml, const std::string& default_packer);
+
+}  // namespace palimpsest
+
+#endif  // PALIMPSEST_BROKER_SERVER_BROKER_CONFIG_H_

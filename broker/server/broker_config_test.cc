@@ -1,0 +1,83 @@
+#include "broker/server/broker_config.h"
+
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace palimpsest {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr char kHead[] =
+    "node: n1\n"
+    "state_dir: state\n"
+    "control_socket: broker.sock\n"
+    "descriptor_socket: descriptors.sock\n"
+    "pool: {backend: host, bytes: 64 MiB}\n"
+    "tenants:\n";
+constexpr char kTenant[] =
+    "  - name: alpha\n"
+    "    secret_file: secrets/alpha\n"
+    "    model: {path: model, max_sequence_tokens: 512}\n";
+
+absl::StatusOr<BrokerConfig> Read(const std::string& text) {
+  auto yaml = YamlConfig::Parse(text, "broker.yaml");
+  if (!yaml.ok()) return yaml.status();
+  return ReadBrokerConfig(*yaml, "default-packer");
+}
+
+std::string Refusal(const std::string& text) { return std::string(Read(text).status().message()); }
+
+TEST(ReadBrokerConfig, FillsInDefaults) {
+  const auto config = Read(absl::StrCat(kHead, kTenant, "    floor: 10 MiB\n"));
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_EQ(config->policy.pool_slabs, 32);
+  EXPECT_EQ(config->packer, "default-packer");
+  EXPECT_EQ(config->tenants[0].quota, MiB(64));
+  EXPECT_EQ(config->tenants[0].floor, MiB(10));
+  EXPECT_EQ(config->tenants[0].model.kv_block_tokens, 16);
+  EXPECT_FALSE(config->tenants[0].uid.has_value());
+  EXPECT_EQ(config->policy.revoke_deadline, absl::Seconds(10));
+}
+
+TEST(ReadBrokerConfig, ReadsPolicy) {
+  const auto config =
+      Read(absl::StrCat("policy: {revoke_deadline: 3s, hysteresis: 0.5}\n", kHead, kTenant));
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_EQ(config->policy.revoke_deadline, absl::Seconds(3));
+  EXPECT_EQ(config->policy.reversion_hysteresis, 0.5);
+}
+
+TEST(ReadBrokerConfig, ErrorsNameTheLine) {
+  EXPECT_THAT(Refusal(absl::StrCat(kHead, kTenant, "    flor: 10 MiB\n")),
+              HasSubstr("broker.yaml:10"));
+  EXPECT_THAT(Refusal(absl::StrCat(kHead, kTenant, "    floor: 65 MiB\n")),
+              HasSubstr("broker.yaml:10"));
+  EXPECT_THAT(Refusal(absl::StrCat(kHead, kTenant, kTenant)), HasSubstr("a second tenant alpha"));
+}
+
+TEST(ReadBrokerConfig, ATenantNeedsAnIdentityAndASocket) {
+  const std::string anonymous =
+      "  - name: alpha\n    model: {path: model, max_sequence_tokens: 512}\n";
+  EXPECT_THAT(Refusal(absl::StrCat(kHead, anonymous)), HasSubstr("uid, a secret_file or both"));
+  EXPECT_TRUE(Read(absl::StrCat(kHead, anonymous, "    uid: 0\n")).ok());
+  const std::string unreachable = "node: n1\nstate_dir: s\npool: {bytes: 64 MiB}\ntenants:\n";
+  EXPECT_THAT(Refusal(absl::StrCat(unreachable, kTenant)), HasSubstr("has no socket"));
+  EXPECT_TRUE(Read(absl::StrCat(unreachable, kTenant, "    socket_dir: alpha\n")).ok());
+}
+
+TEST(ReadBrokerConfig, PoolAndSlabsMustBeWhole) {
+  const std::string rest = "node: n\nstate_dir: s\ntenants:\n";
+  const std::string tenant = absl::StrCat(kTenant, "    socket_dir: alpha\n");
+  EXPECT_THAT(Refusal(absl::StrCat("pool: {bytes: 3 MiB}\n", rest, tenant)),
+              HasSubstr("multiple of pool.slab_bytes"));
+  EXPECT_THAT(Refusal(absl::StrCat("pool: {bytes: 64 MiB, slab_bytes: 3 MiB}\n", rest, tenant)),
+              HasSubstr("multiple of 2 MiB"));
+  EXPECT_FALSE(Read(absl::StrCat("pool: {bytes: 64 MiB, backend: tape}\n", rest, tenant)).ok());
+}
+
+}  // namespace
+}  // namespace palimpsest

@@ -1,0 +1,101 @@
+#include "broker/server/broker_metrics.h"
+
+namespace palimpsest {
+
+absl::string_view TransferKindName(TransferKind kind) {
+  switch (kind) {
+    case TransferKind::kRevoke:
+      return "revoke";
+    case TransferKind::kGrant:
+      return "grant";
+    case TransferKind::kRestore:
+      return "restore";
+    case TransferKind::kClean:
+      return "scrub";
+  }
+  return "";
+}
+
+void BrokerMetrics::Attached(AttachOutcome outcome) {
+  metrics_
+      .Counter<"palimpsest_broker_attachments_total">(
+          outcome == AttachOutcome::kAttached     ? "attached"
+          : outcome == AttachOutcome::kReattached ? "reattached"
+                                                  : "refused")
+      .Increment();
+}
+
+void BrokerMetrics::Moved(const TransferFinished& transfer, const std::string& tenant) {
+  const std::string kind(TransferKindName(transfer.kind));
+  const std::string reason(MoveReasonName(transfer.reason));
+  metrics_.Counter<"palimpsest_broker_transfers_total">(kind, reason).Increment();
+  metrics_.Counter<"palimpsest_broker_transferred_slabs_total">(kind, reason)
+      .Increment(transfer.slabs);
+  metrics_.Histogram<"palimpsest_broker_transfer_seconds">(kind, reason)
+      .Observe(absl::ToDoubleSeconds(transfer.duration));
+  if (transfer.kind == TransferKind::kGrant && transfer.reason == MoveReason::kActivation) {
+    metrics_.Counter<"palimpsest_broker_activations_total">(tenant, "granted").Increment();
+  }
+}
+
+void BrokerMetrics::KvPressure(const std::string& tenant) {
+  metrics_.Counter<"palimpsest_broker_kv_pressure_total">(tenant).Increment();
+}
+
+void BrokerMetrics::ActivationRefused(const std::string& tenant) {
+  metrics_.Counter<"palimpsest_broker_activations_total">(tenant, "refused").Increment();
+}
+
+void BrokerMetrics::RevokeDeadlineMissed(const std::string& tenant) {
+  metrics_.Counter<"palimpsest_broker_revoke_deadline_misses_total">(tenant).Increment();
+}
+
+void BrokerMetrics::ImagePhase(absl::string_view phase, absl::Duration duration) {
+  metrics_.Histogram<"palimpsest_broker_image_pack_seconds">(std::string(phase))
+      .Observe(absl::ToDoubleSeconds(duration));
+}
+
+void BrokerMetrics::AdvanceTo(prometheus::Counter& counter, uint64_t total) {
+  const double missing = static_cast<double>(total) - counter.Value();
+  if (missing > 0) counter.Increment(missing);
+}
+
+void BrokerMetrics::Refresh(const v1::GetStatusResponse& status,
+                            const DescriptorServerStats& descriptors, size_t sessions) {
+  MutexLock lock(&refresh_mu_);
+  Metrics& m = metrics_;
+  m.Gauge<"palimpsest_broker_slabs">("free").Set(status.free_slabs());
+  m.Gauge<"palimpsest_broker_slabs">("granted").Set(status.granted_slabs());
+  m.Gauge<"palimpsest_broker_slabs">("revoking").Set(status.revoking_slabs());
+  m.Gauge<"palimpsest_broker_slabs">("cleaning").Set(status.cleaning_slabs());
+  m.Gauge<"palimpsest_broker_slabs">("quarantined").Set(status.quarantined_slabs());
+  m.Gauge<"palimpsest_broker_slab_bytes">().Set(static_cast<double>(status.slab_bytes()));
+  m.Gauge<"palimpsest_broker_generation">().Set(status.broker_generation());
+  m.Gauge<"palimpsest_broker_sessions">().Set(static_cast<double>(sessions));
+  double waiting = 0;
+  for (const v1::TenantMemory& tenant : status.tenants()) {
+    const std::string& name = tenant.tenant();
+    m.Gauge<"palimpsest_broker_tenant_slabs">(name, "parameter").Set(tenant.parameter_slabs());
+    m.Gauge<"palimpsest_broker_tenant_slabs">(name, "kv").Set(tenant.kv_slabs());
+    m.Gauge<"palimpsest_broker_tenant_slabs">(name, "slot").Set(tenant.slot_slabs());
+    m.Gauge<"palimpsest_broker_tenant_slabs">(name, "workspace").Set(tenant.workspace_slabs());
+    m.Gauge<"palimpsest_broker_tenant_floor_slabs">(name).Set(tenant.floor_slabs());
+    m.Gauge<"palimpsest_broker_tenant_quota_slabs">(name).Set(tenant.quota_slabs());
+    m.Gauge<"palimpsest_broker_tenant_kv_target_slabs">(name).Set(tenant.kv_target_slabs());
+    m.Gauge<"palimpsest_broker_image_bytes">(name).Set(
+        tenant.fingerprint().empty()
+            ? 0
+            : static_cast<double>(tenant.image_slabs()) * static_cast<double>(status.slab_bytes()));
+    waiting += tenant.activation_waiting() ? 1 : 0;
+  }
+  m.Gauge<"palimpsest_broker_activations_waiting">().Set(waiting);
+  const auto refused = [&m](const char* reason) -> prometheus::Counter& {
+    return m.Counter<"palimpsest_broker_descriptor_refusals_total">(reason);
+  };
+  AdvanceTo(refused("identity"), descriptors.identity_refusals.load());
+  AdvanceTo(refused("secret"), descriptors.secret_refusals.load());
+  AdvanceTo(refused("token"), descriptors.token_refusals.load());
+  AdvanceTo(refused("protocol"), descriptors.protocol_refusals.load());
+}
+
+}  // namespace palimpsest

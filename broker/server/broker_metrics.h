@@ -1,0 +1,49 @@
+// The broker's metrics (common/metrics_table.h), by what happens rather than by name.
+//
+// Threads: thread-safe; nothing blocks.
+#ifndef PALIMPSEST_BROKER_SERVER_BROKER_METRICS_H_
+#define PALIMPSEST_BROKER_SERVER_BROKER_METRICS_H_
+
+#include <string>
+
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "broker/core/arbiter.h"
+#include "broker/server/descriptor_server.h"
+#include "common/metrics.h"
+#include "common/mutex.h"
+#include "proto/palimpsest/v1/broker.pb.h"
+
+namespace palimpsest {
+
+enum class AttachOutcome { kAttached, kReattached, kRefused };
+
+// "revoke", "grant", "restore", "scrub".
+absl::string_view TransferKindName(TransferKind kind);
+
+class BrokerMetrics {
+ public:
+  explicit BrokerMetrics(Metrics& metrics) : metrics_(metrics) {}
+
+  void Attached(AttachOutcome outcome);
+  void Moved(const TransferFinished& transfer, const std::string& tenant);
+  void KvPressure(const std::string& tenant);
+  void ActivationRefused(const std::string& tenant);
+  void RevokeDeadlineMissed(const std::string& tenant);
+  void ImagePhase(absl::string_view phase, absl::Duration duration);
+
+  // Brings the gauges, and the counters that others keep, up to date.
+  void Refresh(const v1::GetStatusResponse& status, const DescriptorServerStats& descriptors,
+               size_t sessions);
+
+ private:
+  // Advances a counter to `total`.
+  static void AdvanceTo(prometheus::Counter& counter, uint64_t total);
+
+  Metrics& metrics_;
+  Mutex refresh_mu_;
+};
+
+}  // namespace palimpsest
+
+#endif  // PALIMPSEST_BROKER_SERVER_BROKER_METRICS_H_

@@ -1,0 +1,279 @@
+#include "broker/server/broker_server.h"
+
+#include <grpcpp/ext/proto_server_reflection_plugin.h>
+#include <grpcpp/grpcpp.h>
+#include <grpcpp/health_check_service_interface.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "broker/device/host_slab_device.h"
+#include "broker/device/memory_limit.h"
+#include "broker/server/host_checks.h"
+#include "common/file.h"
+#include "common/log.h"
+
+namespace palimpsest {
+namespace {
+
+constexpr size_t kMaxOffers = 4096;
+constexpr int kMaxServerThreads = 512;
+constexpr absl::Duration kMetricsPeriod = absl::Seconds(1);
+constexpr absl::Duration kShutdownPatience = absl::Seconds(2);
+// Who may connect: the owner and its group; a tenant's own socket belongs to the tenant.
+constexpr mode_t kSharedSocketMode = 0660;
+constexpr mode_t kTenantSocketMode = 0600;
+
+absl::Status Secure(const std::string& path, std::optional<uid_t> owner) {
+  if (chmod(path.c_str(), owner.has_value() ? kTenantSocketMode : kSharedSocketMode) != 0) {
+    return ErrnoStatus(absl::StrCat("chmod ", path));
+  }
+  if (owner.has_value() && *owner != geteuid() &&
+      chown(path.c_str(), *owner, static_cast<gid_t>(-1)) != 0) {
+    return ErrnoStatus(absl::StrCat("give ", path, " to uid ", *owner));
+  }
+  return absl::OkStatus();
+}
+
+std::set<std::string> ImagesOfLiveSessions(const JournalState& state) {
+  std::set<std::string> fingerprints;
+  for (const auto& [id, session] : state.sessions) {
+    if (ProcessHandle::Open(ProcessIdentity{session.pid(), session.process_start()}).ok()) {
+      fingerprints.insert(session.fingerprint());
+    }
+  }
+  return fingerprints;
+}
+
+}  // namespace
+
+absl::StatusOr<PoolPlan> PlanPool(const BrokerConfig& config) {
+  PoolPlan plan;
+  std::vector<TenantDemand> demands;
+  std::map<std::string, Bytes> images;
+  for (const BrokerTenant& tenant : config.tenants) {
+    const auto manifest = PlanImage(tenant.model, config.slab_bytes);
+    if (!manifest.ok()) {
+      return absl::Status(manifest.status().code(),
+                          absl::StrCat("tenant ", tenant.name, ": ", manifest.status().message()));
+    }
+    const Bytes image(static_cast<int64_t>(manifest->image_bytes()));
+    const Bytes block(static_cast<int64_t>(manifest->kv_block_bytes()));
+    // One block more than the tokens fill: the null block.
+    const int64_t blocks =
+        CeilDiv(Bytes(tenant.model.max_sequence_tokens), Bytes(tenant.model.kv_block_tokens)) + 1;
+    TenantDemand demand;
+    demand.config.name = tenant.name;
+    demand.config.priority = tenant.priority;
+    demand.config.pinned = tenant.pin;
+    demand.config.floor_slabs = static_cast<uint32_t>(CeilDiv(tenant.floor, config.slab_bytes));
+    demand.config.quota_slabs = static_cast<uint32_t>(tenant.quota / config.slab_bytes);
+    demand.config.sequence_slabs =
+        static_cast<uint32_t>(CeilDiv(block * blocks, config.slab_bytes));
+    demand.image_slabs = static_cast<uint32_t>(image / config.slab_bytes);
+    plan.tenants.push_back(demand.config);
+    plan.image_slabs.push_back(demand.image_slabs);
+    images[tenant.model.folder] = image;
+    demands.push_back(std::move(demand));
+  }
+  for (const auto& [folder, bytes] : images) plan.image_bytes += bytes;
+  if (absl::Status status = ValidatePool(config.policy.pool_slabs, demands); !status.ok()) {
+    return status;
+  }
+  return plan;
+}
+
+absl::StatusOr<std::unique_ptr<BrokerServer>> BrokerServer::Start(
+    const BrokerConfig& config, std::function<void(const absl::Status&)> fatal) {
+  const absl::StatusOr<PoolPlan> plan = PlanPool(config);
+  if (!plan.ok()) return plan.status();
+  std::unique_ptr<BrokerServer> server(new BrokerServer(config));
+  absl::Status status;
+  if (status = server->OpenState(*plan, std::move(fatal)); !status.ok()) return status;
+  if (status = server->StartDescriptors(); !status.ok()) return status;
+  if (status = server->StartControl(); !status.ok()) return status;
+  if (status = server->StartMetrics(); !status.ok()) return status;
+  if (config.pack_at_start) {
+    for (uint32_t i = 0; i < config.tenants.size(); ++i) server->images_->Prepare(TenantId(i));
+  }
+  return server;
+}
+
+BrokerServer::BrokerServer(const BrokerConfig& config)
+    : config_(config),
+      metrics_(MetricProcess::kBroker),
+      broker_metrics_(metrics_),
+      hand_overs_(Clock::Real(), kMaxOffers) {
+  if (!config_.control_socket.empty()) {
+    sockets_.push_back(
+        SocketPair{config_.control_socket, config_.descriptor_socket, std::nullopt, std::nullopt});
+  }
+  for (uint32_t i = 0; i < config_.tenants.size(); ++i) {
+    const BrokerTenant& tenant = config_.tenants[i];
+    if (tenant.socket_dir.empty()) continue;
+    sockets_.push_back(SocketPair{tenant.socket_dir + "/broker.sock",
+                                  tenant.socket_dir + "/descriptors.sock", TenantId(i),
+                                  tenant.uid.value_or(geteuid())});
+  }
+}
+
+Bytes BrokerServer::MissingMemory(const PoolPlan& plan, const std::set<std::string>& expected,
+                                  bool ordinary_pages) const {
+  const JournalState& recovered = journal_->recovered();
+  Bytes missing = plan.image_bytes;
+  for (const std::string& fingerprint : expected) {
+    const auto image = recovered.images.find(fingerprint);
+    v1::ImageManifest manifest;
+    if (image != recovered.images.end() && manifest.ParseFromString(image->second.manifest())) {
+      missing -= std::min(missing, Bytes(static_cast<int64_t>(manifest.image_bytes())));
+    }
+  }
+  const int64_t held = static_cast<int64_t>(recovered.slabs.size());
+  const int64_t fresh = std::max<int64_t>(config_.policy.pool_slabs - held, 0);
+  return ordinary_pages ? missing + config_.slab_bytes * fresh : missing;
+}
+
+absl::Status BrokerServer::OpenState(const PoolPlan& plan,
+                                     std::function<void(const absl::Status&)> fatal) {
+  absl::StatusOr<std::string> boot_id = BootId();
+  if (!boot_id.ok()) return boot_id.status();
+  absl::StatusOr<std::unique_ptr<Journal>> journal =
+      Journal::Open(Journal::Options{.directory = config_.state_dir,
+                                     .boot_id = *std::move(boot_id),
+                                     .slab_bytes = config_.slab_bytes,
+                                     .pool_slabs = config_.policy.pool_slabs});
+  if (!journal.ok()) return journal.status();
+  journal_ = *std::move(journal);
+  absl::StatusOr<std::unique_ptr<HostSlabDevice>> device =
+      HostSlabDevice::Open({.slabs = config_.policy.pool_slabs, .slab_bytes = config_.slab_bytes});
+  if (!device.ok()) return device.status();
+  const bool ordinary_pages = (*device)->best_pages() != HostSlabDevice::Pages::kHugetlb;
+  device_ = *std::move(device);
+  const std::set<std::string> expected = ImagesOfLiveSessions(journal_->recovered());
+  absl::Status status = CheckMemoryLimit(MissingMemory(plan, expected, ordinary_pages));
+  if (!status.ok()) return status;
+  ImageManager::Options images{.slab_bytes = config_.slab_bytes,
+                               .packer = config_.packer,
+                               .pack_deadline = config_.pack_deadline,
+                               .expected = expected,
+                               .adoption_grace = config_.policy.reattach_grace};
+  for (const BrokerTenant& tenant : config_.tenants) images.models.push_back(tenant.model);
+  images_ = std::make_unique<ImageManager>(std::move(images), *journal_, broker_metrics_);
+  absl::StatusOr<std::unique_ptr<Broker>> broker =
+      Broker::Create(Broker::Options{.arbiter = config_.policy,
+                                     .slab_bytes = config_.slab_bytes,
+                                     .tenants = plan.tenants,
+                                     .image_slabs = plan.image_slabs,
+                                     .token_lifetime = config_.token_lifetime},
+                     Broker::Parts{Clock::Real(), *journal_, *device_, *images_, hand_overs_,
+                                   broker_metrics_, std::move(fatal)});
+  if (!broker.ok()) return broker.status();
+  broker_ = *std::move(broker);
+  return broker_->Start();
+}
+
+absl::Status BrokerServer::StartDescriptors() {
+  DescriptorServer::Options options;
+  for (const SocketPair& pair : sockets_) {
+    options.sockets.push_back(DescriptorServer::Socket{
+        pair.descriptors, pair.only, pair.owner ? kTenantSocketMode : kSharedSocketMode});
+  }
+  for (uint32_t i = 0; i < config_.tenants.size(); ++i) {
+    const BrokerTenant& tenant = config_.tenants[i];
+    TenantCredentials credentials{TenantId(i), tenant.name, tenant.uid, ""};
+    if (!tenant.secret_file.empty()) {
+      absl::StatusOr<std::string> secret = ReadSecretFile(tenant.secret_file);
+      if (!secret.ok()) return secret.status();
+      if (secret->size() > kMaxSecretBytes) {
+        return absl::InvalidArgumentError(absl::StrCat(tenant.secret_file, " has ", secret->size(),
+                                                       " bytes, expected at most ",
+                                                       kMaxSecretBytes));
+      }
+      credentials.secret = *std::move(secret);
+    }
+    options.tenants.push_back(std::move(credentials));
+  }
+  auto descriptors =
+      DescriptorServer::Start(std::move(options), Clock::Real(), hand_overs_, *broker_);
+  if (!descriptors.ok()) return descriptors.status();
+  descriptors_ = *std::move(descriptors);
+  for (const SocketPair& pair : sockets_) {
+    if (absl::Status status = Secure(pair.descriptors, pair.owner); !status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status BrokerServer::StartControl() {
+  service_ = std::make_unique<SessionService>(
+      SessionService::Options{},
+      SessionService::Parts{*broker_, *descriptors_, *images_, broker_metrics_});
+  grpc::EnableDefaultHealthCheckService(true);
+  grpc::reflection::InitProtoReflectionServerBuilderPlugin();
+  grpc::ServerBuilder builder;
+  grpc::ResourceQuota quota("palimpsest-broker");
+  quota.SetMaxThreads(kMaxServerThreads);
+  builder.SetResourceQuota(quota);
+  builder.SetMaxReceiveMessageSize((1 << 20) + 64 * static_cast<int>(config_.policy.pool_slabs));
+  std::vector<int> bound(sockets_.size(), 0);
+  for (size_t i = 0; i < sockets_.size(); ++i) {
+    if (absl::Status status = ClearSocketPath(sockets_[i].control); !status.ok()) return status;
+    builder.AddListeningPort("unix:" + sockets_[i].control, grpc::InsecureServerCredentials(),
+                             &bound[i]);
+  }
+  builder.RegisterService(service_.get());
+  server_ = builder.BuildAndStart();
+  for (size_t i = 0; i < sockets_.size(); ++i) {
+    if (server_ == nullptr || bound[i] == 0) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("cannot listen on ", sockets_[i].control,
+                       ": does its folder exist, and may we write it?"));
+    }
+    const absl::Status status = Secure(sockets_[i].control, sockets_[i].owner);
+    if (!status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status BrokerServer::StartMetrics() {
+  if (!config_.metrics_listen.empty()) {
+    auto server = MetricsServer::Start(metrics_, config_.metrics_listen);
+    if (!server.ok()) return server.status();
+    metrics_server_ = *std::move(server);
+  }
+  RefreshMetrics();
+  refresher_ = std::thread([this] {
+    while (!stopping_.WaitForNotificationWithTimeout(kMetricsPeriod)) RefreshMetrics();
+  });
+  return absl::OkStatus();
+}
+
+void BrokerServer::RefreshMetrics() {
+  broker_metrics_.Refresh(broker_->Status(), descriptors_->stats(), broker_->sessions());
+}
+
+std::string BrokerServer::metrics_address() const {
+  return metrics_server_ == nullptr ? "" : metrics_server_->address();
+}
+
+void BrokerServer::Shutdown() {
+  if (stopping_.HasBeenNotified()) return;
+  stopping_.Notify();
+  if (refresher_.joinable()) refresher_.join();
+  metrics_server_.reset();
+  if (service_ != nullptr) service_->Shutdown();
+  if (images_ != nullptr) images_->Stop();
+  if (broker_ != nullptr) broker_->Stop();
+  if (server_ != nullptr) {
+    server_->Shutdown(absl::ToChronoTime(absl::Now() + kShutdownPatience));
+    server_->Wait();
+  }
+  if (descriptors_ != nullptr) descriptors_->Stop();
+}
+
+}  // namespace palimpsest

@@ -1,0 +1,374 @@
+// Whole brokers on real sockets, with workers in processes of their own.
+#include "broker/server/broker_server.h"
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "broker/server/testing/test_node.h"
+#include "broker/server/testing/worker_process.h"
+#include "common/yaml_config.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace palimpsest {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr int kImage = TestNode::kImageSlabs;
+constexpr absl::Duration kPatience = absl::Seconds(20);
+
+class BrokerServerTest : public ::testing::Test {
+ protected:
+  void StartBroker(const std::string& yaml) {
+    auto parsed = YamlConfig::Parse(yaml, "broker.yaml");
+    ASSERT_TRUE(parsed.ok()) << parsed.status();
+    auto config = ReadBrokerConfig(*parsed, "");
+    ASSERT_TRUE(config.ok()) << config.status();
+    auto server = BrokerServer::Start(
+        *config, [](const absl::Status& status) { FAIL() << "fatal: " << status; });
+    ASSERT_TRUE(server.ok()) << server.status();
+    server_ = *std::move(server);
+  }
+
+  // Short deadlines, so that what must wait for them does not take long.
+  static std::string Hasty() {
+    return "  revoke_deadline: 300ms\n  grant_deadline: 5s\n  activation_deadline: 400ms\n"
+           "  reattach_grace: 500ms\n  min_residence: 10ms\n  residence_restores: 0\n"
+           "  prefetch_grace: 10ms\n";
+  }
+
+  std::unique_ptr<WorkerProcess> StartWorker() {
+    auto worker = WorkerProcess::Start();
+    EXPECT_TRUE(worker.ok()) << worker.status();
+    return std::make_unique<WorkerProcess>(*std::move(worker));
+  }
+
+  std::unique_ptr<WorkerProcess> Attached(const std::string& tenant) {
+    auto worker = StartWorker();
+    Must(*worker, node_.Hello(tenant));
+    Must(*worker, "attach " + node_.control());
+    return worker;
+  }
+
+  std::unique_ptr<WorkerProcess> Activated(const std::string& tenant) {
+    auto worker = Attached(tenant);
+    Must(*worker, "activate");
+    Must(*worker, absl::StrCat("await-slabs parameter ", kImage));
+    return worker;
+  }
+
+  std::string Must(WorkerProcess& worker, const std::string& command) {
+    const auto answer = worker.Do(command);
+    EXPECT_TRUE(answer.ok()) << answer.status();
+    return answer.value_or("");
+  }
+
+  std::string Fails(WorkerProcess& worker, const std::string& command) {
+    const auto answer = worker.Do(command);
+    EXPECT_FALSE(answer.ok()) << command << " gave " << *answer;
+    return std::string(answer.status().message());
+  }
+
+  std::vector<std::string> SlabsOf(WorkerProcess& worker, const std::string& role) {
+    return absl::StrSplit(Must(worker, "slabs " + role), ',', absl::SkipEmpty());
+  }
+
+  v1::GetStatusResponse Status() {
+    const v1::GetStatusResponse status = server_->broker().Status();
+    EXPECT_EQ(status.free_slabs() + status.granted_slabs() + status.revoking_slabs() +
+                  status.cleaning_slabs() + status.quarantined_slabs(),
+              status.pool_slabs());
+    const absl::Status consistent = server_->broker().CheckConsistency();
+    EXPECT_TRUE(consistent.ok()) << consistent;
+    return status;
+  }
+
+  bool EventuallyFree(uint32_t slabs) {
+    const bool free = Eventually([&] { return Status().free_slabs() == slabs; });
+    if (!free) ADD_FAILURE() << Status().ShortDebugString();
+    return free;
+  }
+
+  TestNode node_;
+  std::unique_ptr<BrokerServer> server_;
+};
+
+TEST_F(BrokerServerTest, AWorkerGetsItsParametersAndKv) {
+  StartBroker(node_.Config(12));
+  auto alpha = Activated("alpha");
+  Must(*alpha, "kv 3 1");
+  Must(*alpha, "await-slabs kv 3");
+  ASSERT_TRUE(Eventually([&] { return Status().tenants(0).grants_in_flight() == 0; }));
+  const v1::GetStatusResponse status = Status();
+  EXPECT_EQ(status.tenants(0).parameter_slabs(), kImage);
+  EXPECT_EQ(status.tenants(0).kv_slabs(), 3);
+  EXPECT_EQ(status.tenants(0).pid(), alpha->pid());
+  EXPECT_EQ(status.tenants(0).fingerprint().size(), 64);
+  EXPECT_EQ(status.free_slabs(), 12 - kImage - 3);
+  EXPECT_GE(status.transfers_size(), 2);
+}
+
+TEST_F(BrokerServerTest, TenantsWithTheSameModelShareOneImage) {
+  StartBroker(node_.Config(12));
+  auto alpha = Attached("alpha");
+  auto beta = Attached("beta");
+  const v1::GetStatusResponse status = Status();
+  EXPECT_EQ(status.tenants(0).fingerprint(), status.tenants(1).fingerprint());
+  EXPECT_THAT(server_->metrics().Text(), HasSubstr("palimpsest_broker_image_pack_seconds_count{"
+                                                   "phase=\"pack\"} 1"));
+}
+
+TEST_F(BrokerServerTest, ATokenWorksOnce) {
+  StartBroker(node_.Config(12));
+  auto alpha = Activated("alpha");
+  const std::string token = Must(*alpha, "token");
+  EXPECT_THAT(Fails(*alpha, "fetch " + token), HasSubstr("used already"));
+  EXPECT_EQ(server_->descriptors().stats().token_refusals.load(), 1);
+}
+
+TEST_F(BrokerServerTest, ATokenIsWorthNothingToAnotherProcess) {
+  StartBroker(node_.Config(16));
+  auto alpha = Attached("alpha");
+  auto beta = Attached("beta");
+  Must(*alpha, "maps no");
+  Must(*alpha, "activate");
+  Must(*alpha, "await-grants 1");
+  const std::string token = Must(*alpha, "token");
+  EXPECT_THAT(Fails(*beta, "fetch " + token), HasSubstr("another connection"));
+  Must(*alpha, "fetch " + token);
+}
+
+TEST_F(BrokerServerTest, ATokenExpires) {
+  StartBroker(absl::StrCat("token_lifetime: 100ms\n", node_.Config(12)));
+  auto alpha = Attached("alpha");
+  Must(*alpha, "maps no");
+  const absl::Time before = absl::Now();
+  Must(*alpha, "activate");
+  Must(*alpha, "await-grants 1");
+  ASSERT_TRUE(Eventually([&] { return absl::Now() > before + absl::Seconds(1); }));
+  EXPECT_THAT(Fails(*alpha, "fetch " + Must(*alpha, "token")), HasSubstr("expired"));
+}
+
+TEST_F(BrokerServerTest, StrangersAreRefusedWithTheReason) {
+  StartBroker(node_.Config(12));
+  auto worker = StartWorker();
+  EXPECT_THAT(Fails(*worker, absl::StrCat("hello ", node_.descriptors(), " alpha wrong")),
+              HasSubstr("wrong secret"));
+  EXPECT_THAT(Fails(*worker, absl::StrCat("hello ", node_.descriptors(), " gamma wrong")),
+              HasSubstr("no tenant"));
+  EXPECT_THAT(Fails(*worker, "attach " + node_.control()), HasSubstr("UNAUTHENTICATED"));
+  EXPECT_TRUE(
+      Eventually([&] { return server_->descriptors().stats().secret_refusals.load() == 2; }));
+}
+
+TEST_F(BrokerServerTest, ATenantWithAUidNeedsThatUid) {
+  StartBroker(node_.Config(12, "", "    uid: 54321\n"));
+  auto worker = StartWorker();
+  EXPECT_THAT(Fails(*worker, node_.Hello("alpha")), HasSubstr("runs as another uid"));
+}
+
+TEST_F(BrokerServerTest, ASecondSessionWaitsForTheFirstOnesEnd) {
+  StartBroker(node_.Config(12));
+  auto first = Attached("alpha");
+  auto second = StartWorker();
+  Must(*second, node_.Hello("alpha"));
+  EXPECT_THAT(Fails(*second, "attach " + node_.control()), HasSubstr("ALREADY_EXISTS"));
+  ASSERT_TRUE(first->Kill().ok());
+  ASSERT_TRUE(Eventually([&] { return server_->broker().sessions() == 0; }));
+  Must(*second, node_.Hello("alpha"));
+  Must(*second, "attach " + node_.control());
+}
+
+TEST_F(BrokerServerTest, AWorkerKilledInAGrantLosesNoSlab) {
+  StartBroker(node_.Config(12));
+  auto alpha = Attached("alpha");
+  Must(*alpha, "maps no");
+  Must(*alpha, "activate");
+  Must(*alpha, "await-grants 1");
+  EXPECT_EQ(Status().free_slabs(), 12 - kImage);
+  ASSERT_TRUE(alpha->Kill().ok());
+  EXPECT_TRUE(EventuallyFree(12));
+  EXPECT_EQ(Status().quarantined_slabs(), 0);
+}
+
+TEST_F(BrokerServerTest, ParametersOfAnIdleTenantGoToAnActiveOne) {
+  StartBroker(node_.Config(6, Hasty()));
+  auto alpha = Activated("alpha");
+  Must(*alpha, "report idle");
+  auto beta = Attached("beta");
+  Must(*beta, "report active");
+  Must(*beta, "activate");
+  Must(*beta, absl::StrCat("await-slabs parameter ", kImage));
+  ASSERT_TRUE(Eventually([&] { return Status().tenants(1).parameter_slabs() == kImage; }));
+  EXPECT_LE(Status().tenants(0).parameter_slabs(), 2);
+}
+
+TEST_F(BrokerServerTest, AWorkerKilledInARevokeLosesNoSlab) {
+  StartBroker(node_.Config(6));
+  auto alpha = Activated("alpha");
+  Must(*alpha, "report idle");
+  Must(*alpha, "manners silent");
+  auto beta = Attached("beta");
+  Must(*beta, "activate");
+  Must(*alpha, "await-revokes 1");
+  EXPECT_GT(Status().revoking_slabs(), 0);
+  ASSERT_TRUE(alpha->Kill().ok());
+  Must(*beta, absl::StrCat("await-slabs parameter ", kImage));
+  EXPECT_TRUE(EventuallyFree(6 - kImage));
+}
+
+TEST_F(BrokerServerTest, AWorkerThatNeverAnswersIsKilledAtTheDeadline) {
+  StartBroker(node_.Config(6, "  revoke_deadline: 300ms\n"));
+  auto alpha = Activated("alpha");
+  Must(*alpha, "report idle");
+  Must(*alpha, "manners silent");
+  auto beta = Attached("beta");
+  Must(*beta, "activate");
+  Must(*beta, absl::StrCat("await-slabs parameter ", kImage));
+  const absl::Status ended = alpha->Wait(kPatience);
+  EXPECT_THAT(std::string(ended.message()), HasSubstr("killed by signal 9"));
+  EXPECT_TRUE(EventuallyFree(6 - kImage));
+}
+
+TEST_F(BrokerServerTest, ALiarDiesOfItsOwnAccessAndNobodyElseNotices) {
+  StartBroker(node_.Config(kImage + 1, Hasty()));
+  auto alpha = Activated("alpha");
+  Must(*alpha, "report idle");
+  const std::vector<std::string> had = SlabsOf(*alpha, "parameter");
+  for (const std::string& slab : had) Must(*alpha, absl::StrCat("write ", slab, " 65"));
+  Must(*alpha, "manners liar");
+  auto beta = Attached("beta");
+  Must(*beta, "report active");
+  Must(*beta, "activate");
+  Must(*beta, absl::StrCat("await-slabs parameter ", kImage));
+  const std::vector<std::string> left = SlabsOf(*alpha, "parameter");
+  std::string stolen;
+  for (const std::string& slab : SlabsOf(*beta, "parameter")) {
+    EXPECT_EQ(Must(*beta, "read " + slab), "0") << "a slab comes clean";
+    Must(*beta, absl::StrCat("write ", slab, " 66"));
+    const bool was_alphas = std::find(had.begin(), had.end(), slab) != had.end();
+    if (was_alphas && std::find(left.begin(), left.end(), slab) == left.end()) stolen = slab;
+  }
+  ASSERT_FALSE(stolen.empty());
+  EXPECT_THAT(Fails(*alpha, absl::StrCat("write ", stolen, " 67")), HasSubstr("the worker died"));
+  EXPECT_THAT(std::string(alpha->Wait(kPatience).message()), HasSubstr("killed by signal 7"));
+  for (const std::string& slab : SlabsOf(*beta, "parameter")) {
+    EXPECT_EQ(Must(*beta, "read " + slab), "66");
+  }
+}
+
+TEST_F(BrokerServerTest, OfTwoActivationsInAPoolForOneTheSecondIsRefused) {
+  StartBroker(node_.Config(kImage + 2, Hasty()));
+  auto alpha = Attached("alpha");
+  auto beta = Attached("beta");
+  for (auto* worker : {alpha.get(), beta.get()}) Must(*worker, "report active");
+  Must(*alpha, "activate");
+  Must(*beta, "activate");
+  Must(*alpha, absl::StrCat("await-slabs parameter ", kImage));
+  Must(*beta, "await-refused");
+  const v1::GetStatusResponse status = Status();
+  EXPECT_EQ(status.tenants(0).parameter_slabs(), kImage);
+  EXPECT_EQ(status.tenants(1).parameter_slabs(), 0) << "nobody holds half a model";
+}
+
+TEST_F(BrokerServerTest, AFullPoolIsPressure) {
+  StartBroker(node_.Config(kImage + 2));
+  auto alpha = Activated("alpha");
+  Must(*alpha, absl::StrCat("kv ", kImage + 2, " 1"));
+  Must(*alpha, "await-pressure");
+  EXPECT_EQ(Status().free_slabs(), 0);
+}
+
+TEST_F(BrokerServerTest, AfterARestartWorkersBringTheirSlabsBack) {
+  StartBroker(node_.Config(12));
+  auto alpha = Activated("alpha");
+  Must(*alpha, "kv 2 1");
+  Must(*alpha, "await-slabs kv 2");
+  const std::string slab = SlabsOf(*alpha, "kv").front();
+  Must(*alpha, absl::StrCat("write ", slab, " 42"));
+  server_->Shutdown();
+  server_.reset();
+  EXPECT_EQ(Must(*alpha, "read " + slab), "42") << "memory outlives the broker";
+
+  StartBroker(node_.Config(12));
+  EXPECT_EQ(Status().broker_generation(), 2);
+  EXPECT_EQ(Status().quarantined_slabs(), kImage + 2) << "held until the worker returns";
+  Must(*alpha, "await-lost");
+  Must(*alpha, "drop");
+  Must(*alpha, node_.Hello("alpha"));
+  Must(*alpha, "reattach " + node_.control());
+  EXPECT_EQ(Must(*alpha, "read " + slab), "42");
+  EXPECT_EQ(Status().granted_slabs(), kImage + 2);
+  EXPECT_EQ(Status().free_slabs(), 12 - kImage - 2);
+  EXPECT_THAT(server_->metrics().Text(), ::testing::Not(HasSubstr("phase=\"pack\"")))
+      << "the image came back with the worker";
+  ASSERT_TRUE(alpha->Kill().ok());
+  EXPECT_TRUE(EventuallyFree(12));
+}
+
+TEST_F(BrokerServerTest, ASessionThatDoesNotReturnIsEnded) {
+  StartBroker(node_.Config(12, Hasty()));
+  auto alpha = Activated("alpha");
+  server_->Shutdown();
+  server_.reset();
+  StartBroker(node_.Config(12, Hasty()));
+  EXPECT_EQ(Status().quarantined_slabs(), kImage);
+  EXPECT_THAT(std::string(alpha->Wait(kPatience).message()), HasSubstr("killed by signal 9"));
+  EXPECT_TRUE(EventuallyFree(12));
+}
+
+TEST_F(BrokerServerTest, ABrokenConnectionToALivingBrokerIsMended) {
+  StartBroker(node_.Config(12));
+  auto alpha = Activated("alpha");
+  Must(*alpha, "drop");
+  Must(*alpha, node_.Hello("alpha"));
+  Must(*alpha, "reattach " + node_.control());
+  EXPECT_EQ(Status().tenants(0).parameter_slabs(), kImage);
+  Must(*alpha, "kv 1 1");
+  Must(*alpha, "await-slabs kv 1");
+}
+
+TEST_F(BrokerServerTest, ASessionCannotBeTakenOverByAnotherProcess) {
+  StartBroker(node_.Config(12));
+  auto alpha = Activated("alpha");
+  auto thief = StartWorker();
+  Must(*thief, node_.Hello("beta"));
+  // It has no session of its own: number 0 is nobody's.
+  EXPECT_THAT(Fails(*thief, "reattach " + node_.control()), HasSubstr("NOT_FOUND"));
+  EXPECT_EQ(Status().tenants(0).parameter_slabs(), kImage);
+}
+
+TEST_F(BrokerServerTest, AMissingModelIsAnErrorAtStart) {
+  std::filesystem::remove_all(node_.model());
+  auto yaml = YamlConfig::Parse(node_.Config(12), "broker.yaml");
+  auto config = ReadBrokerConfig(*yaml, "");
+  ASSERT_TRUE(config.ok());
+  const auto server = BrokerServer::Start(*config, [](const absl::Status&) {});
+  EXPECT_THAT(std::string(server.status().message()), HasSubstr("tenant alpha"));
+}
+
+TEST_F(BrokerServerTest, AFailingPackerIsTheWorkersError) {
+  StartBroker(absl::StrCat("pack_at_start: false\n", node_.Config(12)));
+  std::filesystem::remove(node_.model() + "/model.safetensors");
+  auto alpha = StartWorker();
+  Must(*alpha, node_.Hello("alpha"));
+  EXPECT_THAT(Fails(*alpha, "attach " + node_.control()), HasSubstr("no parameter image"));
+}
+
+TEST_F(BrokerServerTest, TwoBrokersDoNotShareASocket) {
+  StartBroker(node_.Config(12));
+  auto yaml = YamlConfig::Parse(absl::StrCat(node_.Config(12)), "broker.yaml");
+  auto config = ReadBrokerConfig(*yaml, "");
+  config->state_dir += "2";
+  const auto second = BrokerServer::Start(*config, [](const absl::Status&) {});
+  EXPECT_EQ(second.status().code(), absl::StatusCode::kAlreadyExists) << second.status();
+  auto alpha = Attached("alpha");
+}
+
+}  // namespace
+}  // namespace palimpsest

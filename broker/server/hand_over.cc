@@ -1,0 +1,56 @@
+#include "broker/server/hand_over.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace palimpsest {
+
+Token HandOverTable::Offer(ConnectionId connection, HandOver what, absl::Duration lifetime) {
+  const Token token = Token::Random();
+  const absl::Time now = clock_.Now();
+  MutexLock lock(&mu_);
+  std::vector<Waiting>& offers = waiting_[connection];
+  std::erase_if(offers, [now](const Waiting& offer) { return offer.expiry <= now; });
+  if (offers.size() >= max_offers_) offers.erase(offers.begin());
+  offers.push_back(Waiting{token, std::move(what), now + lifetime});
+  return token;
+}
+
+absl::StatusOr<HandOver> HandOverTable::Take(ConnectionId connection, const Token& token) {
+  const absl::Time now = clock_.Now();
+  MutexLock lock(&mu_);
+  const auto found = waiting_.find(connection);
+  if (found != waiting_.end()) {
+    std::vector<Waiting>& offers = found->second;
+    const auto it = std::find_if(offers.begin(), offers.end(),
+                                 [&token](const Waiting& offer) { return offer.token == token; });
+    if (it != offers.end()) {
+      Waiting taken = std::move(*it);
+      offers.erase(it);
+      if (taken.expiry > now) return std::move(taken.what);
+      return absl::DeadlineExceededError("the token has expired");
+    }
+  }
+  return absl::NotFoundError(
+      "no descriptors wait for this token on this connection: it was used already, was withdrawn "
+      "or "
+      "belongs to another connection");
+}
+
+void HandOverTable::Drop(ConnectionId connection) {
+  std::vector<Waiting> dropped;  // closes descriptors after the lock
+  MutexLock lock(&mu_);
+  const auto found = waiting_.find(connection);
+  if (found == waiting_.end()) return;
+  dropped = std::move(found->second);
+  waiting_.erase(found);
+}
+
+size_t HandOverTable::size() const {
+  MutexLock lock(&mu_);
+  size_t total = 0;
+  for (const auto& [connection, offers] : waiting_) total += offers.size();
+  return total;
+}
+
+}  // namespace palimpsest

@@ -1,0 +1,358 @@
+#include "broker/server/testing/scripted_worker.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "common/grpc_status.h"
+
+namespace palimpsest {
+namespace {
+
+constexpr absl::Duration kPatience = absl::Seconds(20);
+
+}  // namespace
+
+absl::Status ScriptedWorker::Hello(const std::string& socket, const std::string& tenant,
+                                   const std::string& secret) {
+  absl::StatusOr<DescriptorChannel> channel = DescriptorChannel::Connect(socket);
+  if (!channel.ok()) return channel.status();
+  descriptors_.reset();
+  descriptors_.emplace(*std::move(channel));
+  const absl::Status sent = descriptors_->Send(
+      palimpsest::Hello{kDescriptorProtocolVersion, tenant, secret}, {}, kPatience);
+  if (!sent.ok()) return sent;
+  const absl::StatusOr<Welcome> welcome = descriptors_->ReceiveA<Welcome>(kPatience);
+  if (!welcome.ok()) return welcome.status();
+  nonce_ = welcome->nonce;
+  return absl::OkStatus();
+}
+
+absl::Status ScriptedWorker::Attach(const std::string& socket, std::optional<std::string> nonce) {
+  v1::Attach attach;
+  attach.set_nonce(nonce.value_or(nonce_.ToBytes()));
+  return OpenSession(socket, attach);
+}
+
+absl::Status ScriptedWorker::Reattach(const std::string& socket) {
+  v1::Attach attach;
+  attach.set_nonce(nonce_.ToBytes());
+  v1::Reattach& reattach = *attach.mutable_reattach();
+  {
+    MutexLock lock(&mu_);
+    reattach.set_session_id(session_);
+    for (const auto& [id, held] : slabs_) {
+      v1::HeldSlab& slab = *reattach.add_slabs();
+      slab.set_slab_id(id);
+      slab.set_epoch(held.epoch);
+      slab.set_role(held.role);
+      slab.set_region_index(held.region_index);
+      const absl::Status sent = descriptors_->Send(ReturnSlabs{{{SlabId(id), Epoch(held.epoch)}}},
+                                                   {held.memory.get()}, kPatience);
+      if (!sent.ok()) return sent;
+      const auto accepted = descriptors_->ReceiveA<Accepted>(kPatience);
+      if (!accepted.ok()) return accepted.status();
+    }
+    if (image_.valid()) {
+      const absl::Status sent =
+          descriptors_->Send(ReturnImage{fingerprint_}, {image_.get()}, kPatience);
+      if (!sent.ok()) return sent;
+      const auto accepted = descriptors_->ReceiveA<Accepted>(kPatience);
+      if (!accepted.ok()) return accepted.status();
+      reattach.set_has_image(true);
+    }
+  }
+  return OpenSession(socket, attach);
+}
+
+absl::Status ScriptedWorker::OpenSession(const std::string& socket, const v1::Attach& attach) {
+  if (reader_.joinable()) return absl::FailedPreconditionError("drop the old session first");
+  grpc::ChannelArguments arguments;
+  // A channel of its own, not one from gRPC's pool that may still back off from an earlier broker.
+  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  channel_ =
+      grpc::CreateCustomChannel("unix:" + socket, grpc::InsecureChannelCredentials(), arguments);
+  context_ = std::make_unique<grpc::ClientContext>();
+  stream_ = v1::Broker::NewStub(channel_)->Session(context_.get());
+  v1::WorkerMessage message;
+  *message.mutable_attach() = attach;
+  stream_->Write(message);
+  v1::BrokerMessage answer;
+  bool read = false;
+  while ((read = stream_->Read(&answer)) && answer.has_image_progress()) {
+  }
+  if (!read || !answer.has_attached()) {
+    const absl::Status status = FromGrpcStatus(stream_->Finish());
+    return status.ok() ? absl::InternalError("the session ended without an answer") : status;
+  }
+  {
+    MutexLock lock(&mu_);
+    lost_.reset();
+    session_ = answer.attached().session_id();
+    slab_bytes_ = answer.attached().slab_bytes();
+    fingerprint_ = answer.attached().image().fingerprint();
+  }
+  if (!answer.attached().image_token().empty()) {
+    absl::StatusOr<std::vector<UniqueFd>> image =
+        FetchDescriptors(answer.attached().image_token(), nullptr);
+    if (!image.ok()) return image.status();
+    MutexLock lock(&mu_);
+    image_ = std::move(image->front());
+  }
+  reader_ = std::thread([this] { ReadLoop(); });
+  return absl::OkStatus();
+}
+
+void ScriptedWorker::Drop() {
+  if (context_ != nullptr) context_->TryCancel();
+  if (descriptors_.has_value()) descriptors_->Shutdown();
+  if (reader_.joinable()) reader_.join();
+}
+
+void ScriptedWorker::ReadLoop() {
+  v1::BrokerMessage message;
+  while (stream_->Read(&message)) React(message);
+  const absl::Status status = FromGrpcStatus(stream_->Finish());
+  MutexLock lock(&mu_);
+  lost_ = status;
+  changed_.SignalAll();
+}
+
+void ScriptedWorker::React(const v1::BrokerMessage& message) {
+  if (message.has_grant()) {
+    bool maps = false;
+    {
+      MutexLock lock(&mu_);
+      last_token_ = message.grant().token();
+      maps = maps_;
+    }
+    if (maps) {
+      const absl::Status mapped = Map(message.grant());
+      if (!mapped.ok()) fprintf(stderr, "scripted worker: %s\n", mapped.ToString().c_str());
+    }
+    MutexLock lock(&mu_);
+    ++grants_;
+  } else if (message.has_revoke()) {
+    AnswerRevoke(message.revoke());
+    MutexLock lock(&mu_);
+    ++revokes_;
+  } else if (message.has_activate_refused()) {
+    MutexLock lock(&mu_);
+    ++refused_;
+  } else if (message.has_kv_pressure()) {
+    MutexLock lock(&mu_);
+    ++pressure_;
+  }
+  changed_.SignalAll();
+}
+
+absl::Status ScriptedWorker::Map(const v1::Grant& grant) {
+  std::vector<SlabEntry> entries;
+  absl::StatusOr<std::vector<UniqueFd>> memory = FetchDescriptors(grant.token(), &entries);
+  if (!memory.ok()) return memory.status();
+  if (static_cast<int>(memory->size()) != grant.slabs_size()) {
+    return absl::InternalError("other descriptors than were granted");
+  }
+  {
+    MutexLock lock(&mu_);
+    for (int i = 0; i < grant.slabs_size(); ++i) {
+      const v1::GrantedSlab& slab = grant.slabs(i);
+      if (entries[i].slab_id.value() != slab.slab_id() ||
+          entries[i].epoch.value() != slab.epoch()) {
+        return absl::InternalError("descriptors in another order than was granted");
+      }
+      absl::StatusOr<Mapping> mapping = Mapping::Map(
+          (*memory)[i].get(), Bytes(static_cast<int64_t>(slab_bytes_)), MapAccess::kReadWrite);
+      if (!mapping.ok()) return mapping.status();
+      slabs_[slab.slab_id()] = Held{slab.epoch(), grant.role(), slab.region_index(),
+                                    std::move((*memory)[i]), *std::move(mapping)};
+    }
+  }
+  v1::WorkerMessage mapped;
+  mapped.mutable_grant_mapped()->set_grant_id(grant.grant_id());
+  return Send(mapped);
+}
+
+void ScriptedWorker::AnswerRevoke(const v1::Revoke& revoke) {
+  v1::WorkerMessage answer;
+  answer.mutable_revoke_done()->set_revoke_id(revoke.revoke_id());
+  {
+    MutexLock lock(&mu_);
+    if (manners_ == Manners::kSilent) return;
+    for (auto it = slabs_.begin(); it != slabs_.end();) {
+      auto here = it++;
+      const auto& wanted = revoke.region_indexes();
+      const bool goes =
+          here->second.role == revoke.role() &&
+          (revoke.role() == v1::SLAB_ROLE_KV
+               ? answer.revoke_done().slab_ids_size() < static_cast<int>(revoke.kv_slabs())
+               : std::find(wanted.begin(), wanted.end(), here->second.region_index) !=
+                     wanted.end());
+      if (!goes) continue;
+      answer.mutable_revoke_done()->add_slab_ids(here->first);
+      if (manners_ == Manners::kLiar) kept_[here->first] = std::move(here->second);
+      slabs_.erase(here);
+    }
+  }
+  (void)Send(answer);
+}
+
+absl::StatusOr<std::vector<UniqueFd>> ScriptedWorker::FetchDescriptors(
+    const std::string& token, std::vector<SlabEntry>* entries) {
+  const absl::Status sent = descriptors_->Send(
+      palimpsest::Fetch{Token::FromBytes(token).value_or(Token())}, {}, kPatience);
+  if (!sent.ok()) return sent;
+  std::vector<UniqueFd> all;
+  uint32_t total = 1;
+  while (all.size() < total) {
+    std::vector<UniqueFd> some;
+    const auto packet = descriptors_->ReceiveA<Descriptors>(kPatience, &some);
+    if (!packet.ok()) return packet.status();
+    total = packet->total;
+    for (UniqueFd& fd : some) all.push_back(std::move(fd));
+    if (entries != nullptr) {
+      entries->insert(entries->end(), packet->entries.begin(), packet->entries.end());
+    }
+  }
+  return all;
+}
+
+absl::Status ScriptedWorker::Send(const v1::WorkerMessage& message) {
+  MutexLock lock(&write_mu_);
+  if (stream_ == nullptr || !stream_->Write(message)) {
+    return absl::UnavailableError("the stream has ended");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ScriptedWorker::Activate() {
+  v1::WorkerMessage message;
+  message.mutable_activate()->set_reason(v1::Activate::REASON_REQUEST);
+  return Send(message);
+}
+
+absl::Status ScriptedWorker::SetKvTarget(uint32_t target, uint32_t needed) {
+  v1::WorkerMessage message;
+  message.mutable_set_kv_target()->set_target_slabs(target);
+  message.mutable_set_kv_target()->set_needed_slabs(needed);
+  return Send(message);
+}
+
+absl::Status ScriptedWorker::Report(bool active) {
+  v1::WorkerMessage message;
+  message.mutable_report()->set_active(active);
+  message.mutable_report()->set_running_sequences(active ? 1 : 0);
+  return Send(message);
+}
+
+void ScriptedWorker::set_manners(Manners manners) {
+  MutexLock lock(&mu_);
+  manners_ = manners;
+}
+
+void ScriptedWorker::set_maps(bool maps) {
+  MutexLock lock(&mu_);
+  maps_ = maps;
+}
+
+absl::Status ScriptedWorker::FetchAgain() { return Fetch(last_token()); }
+
+absl::Status ScriptedWorker::Fetch(const std::string& token) {
+  std::vector<SlabEntry> entries;
+  return FetchDescriptors(token, &entries).status();
+}
+
+std::string ScriptedWorker::last_token() {
+  MutexLock lock(&mu_);
+  return last_token_;
+}
+
+size_t ScriptedWorker::Count(v1::SlabRole role) {
+  return static_cast<size_t>(std::count_if(
+      slabs_.begin(), slabs_.end(), [role](const auto& slab) { return slab.second.role == role; }));
+}
+
+absl::Status ScriptedWorker::Await(absl::string_view what, absl::Duration timeout,
+                                   const std::function<bool()>& holds) {
+  const absl::Time deadline = absl::Now() + timeout;
+  MutexLock lock(&mu_);
+  while (!holds()) {
+    if (changed_.WaitWithDeadline(&mu_, deadline)) {
+      return absl::DeadlineExceededError(
+          absl::StrCat("not yet ", what, ": ", Count(v1::SLAB_ROLE_PARAMETER), " parameter and ",
+                       Count(v1::SLAB_ROLE_KV), " KV slabs, ", grants_, " grants, ", revokes_,
+                       " revokes", lost_.has_value() ? ", stream lost: " + lost_->ToString() : ""));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ScriptedWorker::AwaitSlabs(v1::SlabRole role, size_t count, absl::Duration timeout) {
+  return Await(absl::StrCat(count, " ", v1::SlabRole_Name(role)), timeout,
+               [&]() ABSL_NO_THREAD_SAFETY_ANALYSIS { return Count(role) == count; });
+}
+
+absl::Status ScriptedWorker::AwaitGrants(size_t count, absl::Duration timeout) {
+  return Await("granted", timeout,
+               [&]() ABSL_NO_THREAD_SAFETY_ANALYSIS { return grants_ >= count; });
+}
+
+absl::Status ScriptedWorker::AwaitRevokes(size_t count, absl::Duration timeout) {
+  return Await("revoked", timeout,
+               [&]() ABSL_NO_THREAD_SAFETY_ANALYSIS { return revokes_ >= count; });
+}
+
+absl::Status ScriptedWorker::AwaitRefused(absl::Duration timeout) {
+  return Await("refused", timeout, [&]() ABSL_NO_THREAD_SAFETY_ANALYSIS { return refused_ > 0; });
+}
+
+absl::Status ScriptedWorker::AwaitPressure(size_t count, absl::Duration timeout) {
+  return Await("under pressure", timeout,
+               [&]() ABSL_NO_THREAD_SAFETY_ANALYSIS { return pressure_ >= count; });
+}
+
+absl::StatusOr<absl::Status> ScriptedWorker::AwaitLost(absl::Duration timeout) {
+  const absl::Status waited =
+      Await("lost", timeout, [&]() ABSL_NO_THREAD_SAFETY_ANALYSIS { return lost_.has_value(); });
+  if (!waited.ok()) return waited;
+  MutexLock lock(&mu_);
+  return *lost_;
+}
+
+uint64_t ScriptedWorker::session() {
+  MutexLock lock(&mu_);
+  return session_;
+}
+
+std::vector<uint32_t> ScriptedWorker::Slabs(v1::SlabRole role) {
+  MutexLock lock(&mu_);
+  std::vector<uint32_t> ids;
+  for (const auto& [id, held] : slabs_) {
+    if (held.role == role) ids.push_back(id);
+  }
+  return ids;
+}
+
+absl::StatusOr<int> ScriptedWorker::Read(uint32_t slab) {
+  MutexLock lock(&mu_);
+  for (const auto* held : {&kept_, &slabs_}) {
+    const auto found = held->find(slab);
+    if (found == held->end()) continue;
+    return static_cast<int>(*static_cast<volatile const std::byte*>(found->second.mapping.data()));
+  }
+  return absl::NotFoundError("no such slab");
+}
+
+absl::Status ScriptedWorker::Write(uint32_t slab, int value) {
+  MutexLock lock(&mu_);
+  for (auto* held : {&kept_, &slabs_}) {
+    const auto found = held->find(slab);
+    if (found == held->end()) continue;
+    *static_cast<volatile std::byte*>(found->second.mapping.data()) = static_cast<std::byte>(value);
+    return absl::OkStatus();
+  }
+  return absl::NotFoundError("no such slab");
+}
+
+}  // namespace palimpsest

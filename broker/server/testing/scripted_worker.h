@@ -1,0 +1,127 @@
+// A worker without a model, for tests of the broker: it identifies itself, attaches, maps what it
+// is granted and answers revokes, well or badly, as it is told.
+//
+// Threads: the methods are called from one thread; a second one reads the session's messages and
+// reacts to them.
+#ifndef PALIMPSEST_BROKER_SERVER_TESTING_SCRIPTED_WORKER_H_
+#define PALIMPSEST_BROKER_SERVER_TESTING_SCRIPTED_WORKER_H_
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "common/descriptor_channel.h"
+#include "common/mapping.h"
+#include "common/mutex.h"
+#include "grpcpp/grpcpp.h"
+#include "proto/palimpsest/v1/broker.grpc.pb.h"
+
+namespace palimpsest {
+
+class ScriptedWorker {
+ public:
+  // What it does with a Revoke: answers after unmapping, never answers, answers without unmapping.
+  enum class Manners { kHonest, kSilent, kLiar };
+
+  ScriptedWorker() = default;
+  ~ScriptedWorker() { Drop(); }
+
+  // Connects the descriptor socket and says Hello.
+  absl::Status Hello(const std::string& socket, const std::string& tenant,
+                     const std::string& secret);
+  // Attaches with the nonce of Hello, or with another one.
+  absl::Status Attach(const std::string& socket, std::optional<std::string> nonce = std::nullopt);
+  // Returns all descriptors over the new descriptor connection and brings the session back.
+  absl::Status Reattach(const std::string& socket);
+  // Closes the stream and the descriptor connection; what is mapped stays.
+  void Drop();
+
+  absl::Status Send(const v1::WorkerMessage& message);
+  absl::Status Activate();
+  absl::Status SetKvTarget(uint32_t target, uint32_t needed);
+  absl::Status Report(bool active);
+
+  void set_manners(Manners manners);
+  // Whether grants are fetched and mapped as they come.
+  void set_maps(bool maps);
+
+  // Fetches with the token of the last Grant, whether or not it was used already.
+  absl::Status FetchAgain();
+  absl::Status Fetch(const std::string& token);
+  std::string last_token();
+
+  // Wait until it is so, at most `timeout`; DeadlineExceeded tells what it is instead.
+  absl::Status AwaitSlabs(v1::SlabRole role, size_t count, absl::Duration timeout);
+  absl::Status AwaitGrants(size_t count, absl::Duration timeout);
+  absl::Status AwaitRevokes(size_t count, absl::Duration timeout);
+  absl::Status AwaitRefused(absl::Duration timeout);
+  absl::Status AwaitPressure(size_t count, absl::Duration timeout);
+  // Until the stream has ended; its status.
+  absl::StatusOr<absl::Status> AwaitLost(absl::Duration timeout);
+
+  uint64_t session();
+  std::vector<uint32_t> Slabs(v1::SlabRole role);
+  // The first byte of a slab that is or was mapped; a retired one ends the process with SIGBUS.
+  absl::StatusOr<int> Read(uint32_t slab);
+  absl::Status Write(uint32_t slab, int value);
+
+ private:
+  struct Held {
+    uint64_t epoch = 0;
+    v1::SlabRole role = v1::SLAB_ROLE_UNSPECIFIED;
+    uint32_t region_index = 0;
+    UniqueFd memory;
+    Mapping mapping;
+  };
+  using Stream = grpc::ClientReaderWriter<v1::WorkerMessage, v1::BrokerMessage>;
+
+  absl::Status OpenSession(const std::string& socket, const v1::Attach& attach);
+  void ReadLoop();
+  void React(const v1::BrokerMessage& message);
+  absl::Status Map(const v1::Grant& grant);
+  void AnswerRevoke(const v1::Revoke& revoke);
+  absl::StatusOr<std::vector<UniqueFd>> FetchDescriptors(const std::string& token,
+                                                         std::vector<SlabEntry>* entries);
+  absl::Status Await(absl::string_view what, absl::Duration timeout,
+                     const std::function<bool()>& holds);
+  size_t Count(v1::SlabRole role) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
+  std::optional<DescriptorChannel> descriptors_;
+  Token nonce_;
+  std::shared_ptr<grpc::Channel> channel_;
+  std::unique_ptr<grpc::ClientContext> context_;
+  std::unique_ptr<Stream> stream_;
+  std::thread reader_;
+
+  Mutex write_mu_;
+  Mutex mu_;
+  CondVar changed_;
+  Manners manners_ ABSL_GUARDED_BY(mu_) = Manners::kHonest;
+  bool maps_ ABSL_GUARDED_BY(mu_) = true;
+  uint64_t slab_bytes_ ABSL_GUARDED_BY(mu_) = 0;
+  uint64_t session_ ABSL_GUARDED_BY(mu_) = 0;
+  std::string fingerprint_ ABSL_GUARDED_BY(mu_);
+  UniqueFd image_ ABSL_GUARDED_BY(mu_);
+  std::map<uint32_t, Held> slabs_ ABSL_GUARDED_BY(mu_);
+  // Mappings that a liar kept.
+  std::map<uint32_t, Held> kept_ ABSL_GUARDED_BY(mu_);
+  std::string last_token_ ABSL_GUARDED_BY(mu_);
+  size_t grants_ ABSL_GUARDED_BY(mu_) = 0;
+  size_t revokes_ ABSL_GUARDED_BY(mu_) = 0;
+  size_t refused_ ABSL_GUARDED_BY(mu_) = 0;
+  size_t pressure_ ABSL_GUARDED_BY(mu_) = 0;
+  std::optional<absl::Status> lost_ ABSL_GUARDED_BY(mu_);
+};
+
+}  // namespace palimpsest
+
+#endif  // PALIMPSEST_BROKER_SERVER_TESTING_SCRIPTED_WORKER_H_

@@ -1,0 +1,87 @@
+// A node for tests of the broker: a fresh folder with a tiny model, secrets and a configuration for
+// the tenants alpha and beta.
+#ifndef PALIMPSEST_BROKER_SERVER_TESTING_TEST_NODE_H_
+#define PALIMPSEST_BROKER_SERVER_TESTING_TEST_NODE_H_
+
+#include <sys/stat.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <functional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "common/file.h"
+#include "worker/model/testing.h"
+
+namespace palimpsest {
+
+// Looks at `holds` again and again until it is true; false after `timeout`.
+inline bool Eventually(const std::function<bool()>& holds,
+                       absl::Duration timeout = absl::Seconds(20)) {
+  const absl::Time deadline = absl::Now() + timeout;
+  while (!holds()) {
+    if (absl::Now() > deadline) return false;
+    absl::SleepFor(absl::Milliseconds(2));
+  }
+  return true;
+}
+
+class TestNode {
+ public:
+  // The model's image has 4 slabs of 2 MiB, its longest sequence fits one.
+  static constexpr int kImageSlabs = 4;
+
+  TestNode() {
+    // Not under the test's folder: the path of a Unix socket has at most 107 bytes.
+    std::string pattern = "/tmp/palimpsest_test_XXXXXX";
+    folder_ = mkdtemp(pattern.data());
+    mkdir(model().c_str(), 0755);
+    const absl::Status written = WriteRandomModel(model(), TinyModelConfig());
+    if (!written.ok()) abort();
+    for (const char* tenant : {"alpha", "beta"}) {
+      if (!WriteFileAtomically(absl::StrCat(folder_, "/", tenant), Secret(tenant), 0600).ok()) {
+        abort();
+      }
+    }
+  }
+  ~TestNode() { std::filesystem::remove_all(folder_); }
+  TestNode(const TestNode&) = delete;
+  TestNode& operator=(const TestNode&) = delete;
+
+  const std::string& folder() const { return folder_; }
+  std::string model() const { return folder_ + "/model"; }
+  std::string control() const { return folder_ + "/broker.sock"; }
+  std::string descriptors() const { return folder_ + "/descriptors.sock"; }
+  static std::string Secret(const std::string& tenant) { return "secret-of-" + tenant; }
+  std::string Hello(const std::string& tenant) const {
+    return absl::StrCat("hello ", descriptors(), " ", tenant, " ", Secret(tenant));
+  }
+
+  // Both tenants are alike. `policy` and `tenant` are further lines of those sections.
+  std::string Config(int pool_slabs, const std::string& policy = "",
+                     const std::string& tenant = "") const {
+    std::string yaml =
+        absl::StrCat("node: test\nstate_dir: ", folder_, "/state\ncontrol_socket: ", control(),
+                     "\ndescriptor_socket: ", descriptors(),
+                     "\nmetrics_listen: 127.0.0.1:0\npacker: worker/model/packer\n",
+                     "pool:\n  bytes: ", 2 * pool_slabs, " MiB\n");
+    if (!policy.empty()) absl::StrAppend(&yaml, "policy:\n", policy);
+    absl::StrAppend(&yaml, "tenants:\n");
+    for (const char* name : {"alpha", "beta"}) {
+      absl::StrAppend(&yaml, "  - name: ", name, "\n    secret_file: ", folder_, "/", name,
+                      "\n    model: {path: ", model(), ", max_sequence_tokens: 256}\n", tenant);
+    }
+    return yaml;
+  }
+
+ private:
+  std::string folder_;
+};
+
+}  // namespace palimpsest
+
+#endif  // PALIMPSEST_BROKER_SERVER_TESTING_TEST_NODE_H_

@@ -1,0 +1,116 @@
+#include "broker/server/worker_messages.h"
+
+#include <cmath>
+#include <random>
+#include <string>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace palimpsest {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr uint32_t kPool = 8;
+
+std::string Refusal(const v1::WorkerMessage& message) {
+  const auto event = ParseWorkerMessage(message, kPool);
+  EXPECT_EQ(event.status().code(), absl::StatusCode::kInvalidArgument);
+  return std::string(event.status().message());
+}
+
+TEST(ParseWorkerMessage, TakesWhatIsInBounds) {
+  v1::WorkerMessage message;
+  message.mutable_revoke_done()->set_revoke_id(5);
+  message.mutable_revoke_done()->add_slab_ids(7);
+  message.mutable_revoke_done()->add_slab_ids(0);
+  const auto event = ParseWorkerMessage(message, kPool);
+  ASSERT_TRUE(event.ok()) << event.status();
+  const auto& done = std::get<RevokeDoneEvent>(*event);
+  EXPECT_EQ(done.revoke, RevokeId(5));
+  EXPECT_EQ(done.slabs, (std::vector<SlabId>{SlabId(7), SlabId(0)}));
+}
+
+TEST(ParseWorkerMessage, RefusesSlabsOutsideThePoolOrNamedTwice) {
+  v1::WorkerMessage message;
+  message.mutable_release_kv()->add_slab_ids(8);
+  EXPECT_THAT(Refusal(message), HasSubstr("slab 8 is not one of the pool's 8"));
+  message.mutable_release_kv()->set_slab_ids(0, 3);
+  message.mutable_release_kv()->add_slab_ids(3);
+  EXPECT_THAT(Refusal(message), HasSubstr("named twice"));
+}
+
+TEST(ParseWorkerMessage, RefusesTargetsThatCannotBe) {
+  v1::WorkerMessage message;
+  message.mutable_set_kv_target()->set_target_slabs(9);
+  EXPECT_THAT(Refusal(message), HasSubstr("expected needed <= target <= 8"));
+  message.mutable_set_kv_target()->set_target_slabs(2);
+  message.mutable_set_kv_target()->set_needed_slabs(3);
+  Refusal(message);
+}
+
+TEST(ParseWorkerMessage, RefusesDurationsThatAreNone) {
+  for (const double seconds : {-1.0, 86401.0, std::nan(""), HUGE_VAL}) {
+    v1::WorkerMessage message;
+    message.mutable_grant_mapped()->set_map_seconds(seconds);
+    EXPECT_THAT(Refusal(message), HasSubstr("map_seconds"));
+    message.mutable_grant_mapped()->set_map_seconds(0);
+    message.mutable_grant_mapped()->set_restore_seconds(seconds);
+    EXPECT_THAT(Refusal(message), HasSubstr("restore_seconds"));
+  }
+}
+
+TEST(ParseWorkerMessage, RefusesUnknownReasonsCountsAndKinds) {
+  v1::WorkerMessage message;
+  EXPECT_THAT(Refusal(message), HasSubstr("no known kind"));
+  message.mutable_attach();
+  EXPECT_THAT(Refusal(message), HasSubstr("first message"));
+  message.mutable_activate();
+  EXPECT_THAT(Refusal(message), HasSubstr("reason"));
+  message.mutable_activate()->set_reason(static_cast<v1::Activate::Reason>(77));
+  Refusal(message);
+  message.mutable_report()->set_kv_slabs_used(1u << 31);
+  Refusal(message);
+}
+
+TEST(ParseWorkerMessage, RandomBytesNeverNameASlabOutsideThePool) {
+  std::mt19937 random(1);
+  int parsed = 0;
+  for (int round = 0; round < 100000; ++round) {
+    std::string bytes(random() % 12, '\0');
+    for (char& c : bytes) c = static_cast<char>(random() % 3 == 0 ? random() : random() % 40);
+    v1::WorkerMessage message;
+    if (!message.ParseFromString(bytes)) continue;
+    const auto event = ParseWorkerMessage(message, kPool);
+    if (!event.ok()) continue;
+    ++parsed;
+    if (const auto* done = std::get_if<RevokeDoneEvent>(&*event)) {
+      for (const SlabId slab : done->slabs) ASSERT_LT(slab.value(), kPool);
+    } else if (const auto* target = std::get_if<KvTargetEvent>(&*event)) {
+      ASSERT_LE(target->needed_slabs, target->target_slabs);
+      ASSERT_LE(target->target_slabs, kPool);
+    }
+  }
+  EXPECT_GT(parsed, 100);
+}
+
+TEST(CheckedHeldSlabs, TakesEachSlabOnceInAMappableRole) {
+  v1::Reattach reattach;
+  v1::HeldSlab& slab = *reattach.add_slabs();
+  slab.set_slab_id(3);
+  slab.set_epoch(9);
+  slab.set_role(v1::SLAB_ROLE_KV);
+  const auto held = CheckedHeldSlabs(reattach, kPool);
+  ASSERT_TRUE(held.ok());
+  EXPECT_EQ(held->front().epoch, Epoch(9));
+  EXPECT_EQ(held->front().role, SlabRole::kKv);
+  *reattach.add_slabs() = slab;
+  EXPECT_FALSE(CheckedHeldSlabs(reattach, kPool).ok());
+  reattach.mutable_slabs()->RemoveLast();
+  reattach.mutable_slabs(0)->set_role(v1::SLAB_ROLE_UNSPECIFIED);
+  EXPECT_FALSE(CheckedHeldSlabs(reattach, kPool).ok());
+}
+
+}  // namespace
+}  // namespace palimpsest
