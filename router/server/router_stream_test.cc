@@ -1,0 +1,270 @@
+// What a client gets: text, limits, identities.
+#include <gmock/gmock.h>
+
+#include <cmath>
+#include <filesystem>
+
+#include "absl/strings/str_cat.h"
+#include "router/server/testing/router_fixture.h"
+
+namespace palimpsest::router::testing {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+// Both of alpha's workers answer every request with these messages.
+class RouterStream : public RouterFixture {
+ protected:
+  void Answer(const std::vector<v1::WorkerGenerateResponse>& messages) {
+    const auto handler = [messages](FakeStream& stream) {
+      for (const v1::WorkerGenerateResponse& message : messages) stream.Send(message);
+      stream.End(grpc::Status::OK);
+    };
+    for (FakeWorker* worker : {&alpha0_, &alpha1_, &beta0_, &beta1_}) worker->SetHandler(handler);
+  }
+
+  void ExpectInvalid(const v1::GenerateRequest& request, const std::string& says) {
+    const Outcome outcome = Generate(request);
+    EXPECT_EQ(outcome.status.error_code(), grpc::StatusCode::INVALID_ARGUMENT)
+        << outcome.status.error_message();
+    EXPECT_THAT(outcome.status.error_message(), HasSubstr(says));
+  }
+};
+
+TEST_F(RouterStream, TextTokensAndUsageArrive) {
+  Answer({Tokens("Hel"), Tokens("lo"), LastTokens("!", v1::FINISH_REASON_LENGTH)});
+  StartRouter();
+  v1::GenerateRequest request = Text("say hello");
+  request.set_request_id("my-request");
+  const Outcome outcome = Generate(request);
+  ASSERT_TRUE(outcome.status.ok()) << outcome.status.error_message();
+  EXPECT_EQ(outcome.text, "Hello!");
+  EXPECT_THAT(outcome.token_ids, ElementsAre('H', 'e', 'l', 'l', 'o', '!'));
+  EXPECT_EQ(outcome.first.request_id(), "my-request");
+  EXPECT_EQ(outcome.last.finish_reason(), v1::FINISH_REASON_LENGTH);
+  EXPECT_EQ(outcome.last.usage().prompt_tokens(), 9);
+  EXPECT_EQ(outcome.last.usage().cached_tokens(), 2);
+  EXPECT_EQ(outcome.last.usage().output_tokens(), 6);
+  EXPECT_EQ(outcome.last.usage().preemptions(), 1);
+}
+
+TEST_F(RouterStream, WorkerGetsIdsSeedAndTheRoutersToken) {
+  StartRouter();
+  v1::GenerateRequest request;
+  request.mutable_tokens()->add_ids(7);
+  request.mutable_tokens()->add_ids(8);
+  grpc::ClientContext context;
+  Authorize(context, kAlphaToken);
+  const auto stream = stub_->Generate(&context, request);
+  ASSERT_TRUE(Eventually([&] { return alpha0_.calls() + alpha1_.calls() == 1; }));
+  FakeWorker& worker = alpha0_.calls() == 1 ? alpha0_ : alpha1_;
+  const std::shared_ptr<FakeStream> call = worker.AwaitCall();
+  EXPECT_THAT(call->request().prompt_token_ids(), ElementsAre(7, 8));
+  EXPECT_TRUE(call->request().sampling().has_seed());
+  EXPECT_EQ(call->request().sampling().max_tokens(), 46u) << "48 positions less the prompt";
+  EXPECT_EQ(call->request().output_offset(), 0);
+  EXPECT_FALSE(call->request().request_id().empty());
+  EXPECT_EQ(worker.last_authorization(), "Bearer router-secret-token-0123");
+  call->Send(LastTokens("x", v1::FINISH_REASON_STOP_TOKEN));
+  call->End(grpc::Status::OK);
+  EXPECT_TRUE(Read(context, *stream).status.ok());
+}
+
+TEST_F(RouterStream, ChatsAreRenderedWithTheModelsTemplate) {
+  Answer({LastTokens("x", v1::FINISH_REASON_STOP_TOKEN)});
+  StartRouter();
+  grpc::ClientContext context;
+  Authorize(context, kAlphaToken);
+  v1::TokenizeRequest request;
+  v1::ChatMessage* message = request.mutable_chat()->add_messages();
+  message->set_role("user");
+  message->set_content("hi<|end|>");
+  v1::TokenizeResponse response;
+  ASSERT_TRUE(stub_->Tokenize(&context, request, &response).ok());
+  const std::string text(response.token_ids().begin(), response.token_ids().end());
+  EXPECT_EQ(text, "<user>hi<|end|><assistant>") << "a message must not pose as a control token";
+}
+
+TEST_F(RouterStream, CharactersAreWholeAlthoughTokensAreNot) {
+  Answer({Tokens("a\xC3"), Tokens("\xA9 \xF0\x9F"), Tokens("\x98\x80"),
+          LastTokens("\xE2\x82", v1::FINISH_REASON_LENGTH)});
+  StartRouter();
+  const Outcome outcome = Generate(Text("x"));
+  ASSERT_TRUE(outcome.status.ok()) << outcome.status.error_message();
+  EXPECT_EQ(outcome.first.text(), "a");
+  EXPECT_EQ(outcome.text, "a\u00e9 \U0001F600\uFFFD");
+}
+
+TEST_F(RouterStream, NothingOfAStopStringIsShown) {
+  Answer({Tokens("one EN"), LastTokens("D", v1::FINISH_REASON_STOP_STRING)});
+  StartRouter();
+  v1::GenerateRequest request = Text("x");
+  request.mutable_sampling()->add_stop("END");
+  const Outcome outcome = Generate(request);
+  EXPECT_EQ(outcome.first.text(), "one ");
+  EXPECT_EQ(outcome.text, "one ");
+  EXPECT_EQ(outcome.last.finish_reason(), v1::FINISH_REASON_STOP_STRING);
+}
+
+TEST_F(RouterStream, BeginningsOfAStopStringAppearOnceTheyAreNone) {
+  Answer({Tokens("EN"), LastTokens("TER", v1::FINISH_REASON_LENGTH)});
+  StartRouter();
+  v1::GenerateRequest request = Text("x");
+  request.mutable_sampling()->add_stop("END");
+  const Outcome outcome = Generate(request);
+  EXPECT_EQ(outcome.first.text(), "");
+  EXPECT_EQ(outcome.text, "ENTER");
+}
+
+TEST_F(RouterStream, LogprobsComeWithTheirTokens) {
+  v1::WorkerGenerateResponse message = LastTokens("a", v1::FINISH_REASON_LENGTH);
+  message.add_logprobs()->set_logprob(-0.5f);
+  Answer({message});
+  StartRouter();
+  v1::GenerateRequest request = Text("x");
+  request.mutable_sampling()->set_logprobs(0);
+  const Outcome outcome = Generate(request);
+  ASSERT_TRUE(outcome.status.ok()) << outcome.status.error_message();
+  ASSERT_EQ(outcome.first.logprobs_size(), 1);
+  EXPECT_EQ(outcome.first.logprobs(0).logprob(), -0.5f);
+}
+
+TEST_F(RouterStream, WorkersThatBreakTheirContractAreAnInternalError) {
+  StartRouter();
+  v1::WorkerGenerateResponse alien;
+  alien.add_token_ids(kVocabSize);
+  for (const std::vector<v1::WorkerGenerateResponse>& messages :
+       {std::vector{alien}, std::vector{Tokens(std::string(60, 'x'))},
+        std::vector<v1::WorkerGenerateResponse>{}}) {
+    Answer(messages);
+    EXPECT_EQ(Generate(Text("x")).status.error_code(), grpc::StatusCode::INTERNAL);
+  }
+}
+
+TEST_F(RouterStream, BadPromptsAreRefusedWithTheNumbers) {
+  StartRouter();
+  ExpectInvalid(v1::GenerateRequest(), "must have a prompt");
+  ExpectInvalid(Text(""), "empty");
+  ExpectInvalid(Text(std::string(48, 'x')), "48 tokens: this model takes at most 47");
+  ExpectInvalid(Text(std::string(1 << 20, 'x')), "1048576 bytes");
+  v1::GenerateRequest ids;
+  ids.mutable_tokens();
+  ExpectInvalid(ids, "no tokens");
+  ids.mutable_tokens()->add_ids(kVocabSize);
+  ExpectInvalid(ids, "tokens.ids[0] is 257: expected a token id from 0 to 256");
+  ids.mutable_tokens()->set_ids(0, -1);
+  ExpectInvalid(ids, "tokens.ids[0] is -1");
+  v1::GenerateRequest chat;
+  chat.mutable_chat();
+  ExpectInvalid(chat, "0 messages");
+  v1::GenerateRequest id = Text("x");
+  id.set_request_id("two words");
+  ExpectInvalid(id, "request_id");
+  EXPECT_EQ(alpha0_.calls() + alpha1_.calls(), 0);
+}
+
+TEST_F(RouterStream, BadSamplingFieldsAreRefused) {
+  StartRouter();
+  const auto expect = [&](const std::string& field, auto set) {
+    v1::GenerateRequest request = Text("x");
+    set(*request.mutable_sampling());
+    ExpectInvalid(request, field);
+  };
+  using S = v1::SamplingParams;
+  expect("temperature", [](S& s) { s.set_temperature(std::nanf("")); });
+  expect("temperature", [](S& s) { s.set_temperature(-0.1f); });
+  expect("top_p", [](S& s) { s.set_top_p(0); });
+  expect("top_p", [](S& s) { s.set_top_p(INFINITY); });
+  expect("min_p", [](S& s) { s.set_min_p(1.5f); });
+  expect("repetition_penalty", [](S& s) { s.set_repetition_penalty(0); });
+  expect("max_tokens", [](S& s) { s.set_max_tokens(0); });
+  expect("logprobs", [](S& s) { s.set_logprobs(21); });
+  expect("stop", [](S& s) { s.add_stop(""); });
+  expect("stop_token_ids", [](S& s) { s.add_stop_token_ids(kVocabSize); });
+}
+
+TEST_F(RouterStream, TokensThatBelongToNobodyAreUnauthenticated) {
+  Answer({LastTokens("x", v1::FINISH_REASON_LENGTH)});
+  StartRouter();
+  for (const char* token : {"", "alpha", "alpha-token-0123456788", "router-secret-token-0123"}) {
+    EXPECT_EQ(Generate(Text("x"), token).status.error_code(), grpc::StatusCode::UNAUTHENTICATED);
+  }
+  grpc::ClientContext context;
+  v1::ListModelsResponse models;
+  EXPECT_EQ(stub_->ListModels(&context, {}, &models).error_code(),
+            grpc::StatusCode::UNAUTHENTICATED);
+  EXPECT_EQ(alpha0_.calls() + alpha1_.calls(), 0);
+}
+
+TEST_F(RouterStream, ARotatedTokenWorksWithoutARestart) {
+  Answer({LastTokens("x", v1::FINISH_REASON_LENGTH)});
+  StartRouter();
+  folder_.Write("tenants", "alpha a-brand-new-token-0123\nbeta beta-token-0123456789\n");
+  EXPECT_TRUE(
+      Eventually([&] { return Generate(Text("x"), "a-brand-new-token-0123").status.ok(); }));
+  EXPECT_EQ(Generate(Text("x")).status.error_code(), grpc::StatusCode::UNAUTHENTICATED);
+}
+
+TEST_F(RouterStream, OneTenantNeverReachesAnothersModelWorkersOrStatus) {
+  Answer({LastTokens("x", v1::FINISH_REASON_LENGTH)});
+  StartRouter();
+  v1::GenerateRequest request = Text("x");
+  request.set_model("private");
+  const Outcome outcome = Generate(request, kAlphaToken);
+  EXPECT_EQ(outcome.status.error_code(), grpc::StatusCode::NOT_FOUND);
+  EXPECT_TRUE(Generate(Text("x"), kAlphaToken).status.ok());
+  EXPECT_EQ(beta0_.calls() + beta1_.calls(), 0);
+
+  const v1::GetTenantStatusResponse status = Status(kAlphaToken);
+  EXPECT_EQ(status.tenant(), "alpha");
+  EXPECT_THAT(status.DebugString(), Not(HasSubstr("beta")));
+  EXPECT_THAT(status.DebugString(), Not(HasSubstr(beta0_.address())));
+  grpc::ClientContext context;
+  Authorize(context, kAlphaToken);
+  v1::ListModelsResponse models;
+  ASSERT_TRUE(stub_->ListModels(&context, {}, &models).ok());
+  ASSERT_EQ(models.models_size(), 1);
+  EXPECT_EQ(models.models(0).name(), "m");
+  EXPECT_EQ(models.models(0).max_sequence_tokens(), 48u);
+  EXPECT_EQ(models.models(0).vocabulary_size(), kVocabSize);
+  EXPECT_TRUE(Generate(request, kBetaToken).status.ok());
+}
+
+TEST_F(RouterStream, AThousandStreamsNeedFewThreads) {
+  StartRouter();
+  constexpr int kStreams = 1000;
+  struct Client {
+    grpc::ClientContext context;
+    std::unique_ptr<grpc::ClientAsyncReader<v1::GenerateResponse>> reader;
+  };
+  grpc::CompletionQueue queue;
+  std::vector<std::unique_ptr<Client>> clients;
+  for (int i = 0; i < kStreams; ++i) {
+    clients.push_back(std::make_unique<Client>());
+    Authorize(clients.back()->context, kAlphaToken);
+    clients.back()->context.set_deadline(absl::ToChronoTime(absl::Now() + 3 * kPatience));
+    clients.back()->reader =
+        stub_->AsyncGenerate(&clients.back()->context, Text("x"), &queue, clients.back().get());
+  }
+  std::vector<std::shared_ptr<FakeStream>> calls;
+  ASSERT_TRUE(Eventually([&] { return alpha0_.calls() + alpha1_.calls() == kStreams; }));
+  EXPECT_EQ(Status(kAlphaToken).requests_in_flight(), kStreams);
+  EXPECT_EQ(alpha0_.calls(), alpha1_.calls());
+  size_t threads = 0;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/task")) {
+    threads += entry.path().empty() ? 0 : 1;
+  }
+  EXPECT_LT(threads, 100);
+  for (auto& client : clients) client->context.TryCancel();
+  ASSERT_TRUE(Eventually([&] { return Status(kAlphaToken).requests_in_flight() == 0; }));
+  queue.Shutdown();
+  void* tag = nullptr;
+  bool ok = false;
+  while (queue.Next(&tag, &ok)) {
+  }
+}
+
+}  // namespace
+}  // namespace palimpsest::router::testing

@@ -1,0 +1,293 @@
+#include "router/server/worker_pool.h"
+
+#include <grpcpp/create_channel.h>
+#include <grpcpp/security/credentials.h>
+
+#include <algorithm>
+#include <atomic>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/time/clock.h"
+#include "router/server/health_probe.h"
+
+namespace palimpsest::router {
+namespace {
+
+// Time left for a worker's answer to a drain to travel before the caller's own deadline.
+constexpr absl::Duration kDrainAnswerMargin = absl::Milliseconds(200);
+
+std::shared_ptr<grpc::Channel> Connect(const std::string& address) {
+  grpc::ChannelArguments arguments;
+  // A worker that was restarted is found again within a second or two.
+  arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
+  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 100);
+  arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 2000);
+  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  // Token streams are thin: a small window each, so that slow clients cost little memory.
+  arguments.SetInt(GRPC_ARG_HTTP2_BDP_PROBE, 0);
+  arguments.SetInt(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, 64 << 10);
+  // Never through a proxy that the environment names: workers are neighbours.
+  arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
+  return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments);
+}
+
+}  // namespace
+
+// One health check and, if it passes, one GetStats.
+class WorkerPool::Poll : public std::enable_shared_from_this<Poll> {
+ public:
+  Poll(WorkerPool& pool, WorkerId worker, uint64_t number)
+      : pool_(pool),
+        worker_(worker),
+        number_(number),
+        probe_(pool.connections_.at(worker.value())->channel) {}
+
+  WorkerId worker() const { return worker_; }
+  uint64_t number() const { return number_; }
+
+  void Start() {
+    const auto deadline = absl::ToChronoTime(absl::Now() + pool_.options_.timeout);
+    check_context_.set_deadline(deadline);
+    stats_context_.set_deadline(deadline);
+    probe_.Check(&check_context_, [self = shared_from_this()](const absl::Status& status) {
+      if (status.ok()) {
+        self->GetStats();
+      } else {
+        self->pool_.PollEnded(self.get(), {status});
+      }
+    });
+  }
+
+  void Cancel() {
+    check_context_.TryCancel();
+    stats_context_.TryCancel();
+  }
+
+ private:
+  void GetStats() {
+    pool_.Authorize(stats_context_);
+    pool_.stub(worker_).async()->GetStats(&stats_context_, &request_, &stats_,
+                                          [self = shared_from_this()](const grpc::Status& s) {
+                                            self->pool_.PollEnded(self.get(), self->Result(s));
+                                          });
+  }
+
+  PollResult Result(const grpc::Status& status) const {
+    if (!status.ok()) {
+      return {absl::UnavailableError(absl::StrCat("GetStats failed: ", status.error_message()))};
+    }
+    PollResult result;
+    result.draining = stats_.draining();
+    result.load.running_sequences = static_cast<int32_t>(stats_.running_sequences());
+    result.load.waiting_sequences = static_cast<int32_t>(stats_.waiting_sequences());
+    result.load.kv_blocks_free = static_cast<int32_t>(stats_.kv_blocks_free());
+    result.load.kv_blocks_cached = static_cast<int32_t>(stats_.kv_blocks_cached());
+    result.load.max_sequence_tokens = static_cast<int32_t>(stats_.max_sequence_tokens());
+    const WorkerEndpoint& expected = pool_.options_.workers.at(worker_.value());
+    if (stats_.tenant() != expected.tenant || stats_.model() != expected.model) {
+      result.status = absl::UnavailableError(
+          "it serves another tenant or model than the router's configuration says");
+    }
+    return result;
+  }
+
+  WorkerPool& pool_;
+  const WorkerId worker_;
+  const uint64_t number_;
+  HealthProbe probe_;
+  grpc::ClientContext check_context_;
+  grpc::ClientContext stats_context_;
+  v1::GetWorkerStatsRequest request_;
+  v1::WorkerStats stats_;
+};
+
+WorkerPool::WorkerPool(WorkerPoolOptions options, const Clock& clock)
+    : options_(std::move(options)),
+      clock_(clock),
+      directory_(options_.workers, std::make_unique<LeastOutstanding>()),
+      jitter_(std::random_device{}()) {
+  for (const WorkerEndpoint& worker : options_.workers) {
+    auto connection = std::make_unique<Connection>();
+    connection->channel = Connect(worker.address);
+    connection->stub = v1::Worker::NewStub(connection->channel);
+    connections_.push_back(std::move(connection));
+  }
+}
+
+WorkerPool::~WorkerPool() {
+  std::vector<std::shared_ptr<Poll>> polls;
+  {
+    MutexLock lock(&mutex_);
+    stopping_ = true;
+    polls = polls_;
+    changed_.SignalAll();
+  }
+  if (thread_.joinable()) thread_.join();
+  for (const std::shared_ptr<Poll>& poll : polls) poll->Cancel();
+  MutexLock lock(&mutex_);
+  while (!polls_.empty()) changed_.Wait(&mutex_);
+}
+
+void WorkerPool::Start() {
+  thread_ = std::thread([this] { PollLoop(); });
+}
+
+void WorkerPool::PollLoop() {
+  while (true) {
+    const absl::Time next = StartDuePolls();
+    MutexLock lock(&mutex_);
+    if (stopping_) return;
+    changed_.WaitWithTimeout(&mutex_, std::max(next - clock_.Now(), absl::ZeroDuration()));
+    if (stopping_) return;
+  }
+}
+
+absl::Time WorkerPool::StartDuePolls() {
+  std::vector<std::shared_ptr<Poll>> due;
+  absl::Time next = absl::InfiniteFuture();
+  {
+    MutexLock lock(&mutex_);
+    if (stopping_) return next;
+    const absl::Time now = clock_.Now();
+    std::uniform_real_distribution<double> factor(0.8, 1.2);
+    for (size_t i = 0; i < connections_.size(); ++i) {
+      Connection& connection = *connections_[i];
+      if (connection.next_poll <= now && !connection.polling) {
+        connection.polling = true;
+        connection.next_poll = now + options_.interval * factor(jitter_);
+        const WorkerId worker(static_cast<uint32_t>(i));
+        due.push_back(std::make_shared<Poll>(*this, worker, directory_.BeginPoll(worker)));
+      }
+      if (!connection.polling || connection.next_poll > now) {
+        next = std::min(next, connection.next_poll);
+      }
+    }
+    polls_.insert(polls_.end(), due.begin(), due.end());
+  }
+  for (const std::shared_ptr<Poll>& poll : due) poll->Start();
+  return next;
+}
+
+void WorkerPool::PollEnded(Poll* poll, const PollResult& result) {
+  std::shared_ptr<Poll> ended;  // outlives the lock
+  MutexLock lock(&mutex_);
+  directory_.EndPoll(poll->worker(), poll->number(), result);
+  connections_.at(poll->worker().value())->polling = false;
+  const auto found = std::find_if(polls_.begin(), polls_.end(),
+                                  [&](const auto& other) { return other.get() == poll; });
+  ended = std::move(*found);
+  polls_.erase(found);
+  changed_.SignalAll();
+}
+
+absl::StatusOr<WorkerId> WorkerPool::Choose(absl::string_view tenant, absl::string_view model,
+                                            const PlacementRequest& request,
+                                            absl::Span<const WorkerId> excluded) {
+  MutexLock lock(&mutex_);
+  return directory_.Choose(tenant, model, request, excluded);
+}
+
+void WorkerPool::Finished(WorkerId worker) {
+  MutexLock lock(&mutex_);
+  directory_.Finished(worker);
+}
+
+void WorkerPool::ReportFailure(WorkerId worker, const absl::Status& status) {
+  MutexLock lock(&mutex_);
+  directory_.ReportFailure(worker, status);
+}
+
+std::vector<WorkerView> WorkerPool::List() const {
+  MutexLock lock(&mutex_);
+  return directory_.List();
+}
+
+std::vector<WorkerView> WorkerPool::ListTenant(absl::string_view tenant) const {
+  MutexLock lock(&mutex_);
+  return directory_.ListTenant(tenant);
+}
+
+int32_t WorkerPool::MaxSequenceTokens(absl::string_view tenant, absl::string_view model) const {
+  int32_t smallest = 0;
+  for (const WorkerView& worker : ListTenant(tenant)) {
+    const int32_t tokens = worker.load.max_sequence_tokens;
+    if (worker.endpoint.model != model || tokens == 0) continue;
+    smallest = smallest == 0 ? tokens : std::min(smallest, tokens);
+  }
+  return smallest;
+}
+
+void WorkerPool::Authorize(grpc::ClientContext& context) const {
+  if (options_.token.empty()) return;
+  context.AddMetadata("authorization", absl::StrCat("Bearer ", options_.token));
+}
+
+// A drain of several workers; `done` is called when the last of them answered.
+struct WorkerPool::Drain {
+  struct Call {
+    WorkerId worker;
+    grpc::ClientContext context;
+    v1::DrainRequest request;
+    v1::DrainResponse response;
+    grpc::Status status;
+  };
+  std::vector<std::unique_ptr<Call>> calls;
+  std::atomic<size_t> unanswered;
+  std::function<void(absl::StatusOr<int32_t>)> done;
+
+  void Answered() {
+    if (unanswered.fetch_sub(1) > 1) return;
+    std::vector<std::string> problems;
+    int32_t remaining = 0;
+    for (const std::unique_ptr<Call>& call : calls) {
+      if (!call->status.ok()) problems.push_back(call->status.error_message());
+      remaining += static_cast<int32_t>(call->response.remaining_requests());
+    }
+    if (problems.empty()) return done(remaining);
+    done(absl::UnavailableError(
+        absl::StrCat(problems.size(), " of ", calls.size(),
+                     " workers could not be asked to drain: ", absl::StrJoin(problems, "; "))));
+  }
+};
+
+void WorkerPool::DrainTenant(absl::string_view tenant, absl::Time deadline,
+                             std::function<void(absl::StatusOr<int32_t>)> done) {
+  auto drain = std::make_shared<Drain>();
+  drain->done = std::move(done);
+  {
+    MutexLock lock(&mutex_);
+    for (const WorkerView& worker : directory_.ListTenant(tenant)) {
+      directory_.BeginDrain(worker.id);
+      drain->calls.push_back(std::make_unique<Drain::Call>());
+      drain->calls.back()->worker = worker.id;
+    }
+  }
+  if (drain->calls.empty()) return drain->done(0);
+  drain->unanswered = drain->calls.size();
+  for (const std::unique_ptr<Drain::Call>& owned : drain->calls) {
+    Drain::Call* call = owned.get();
+    call->context.set_deadline(absl::ToChronoTime(deadline - kDrainAnswerMargin));
+    Authorize(call->context);
+    stub(call->worker)
+        .async()
+        ->Drain(&call->context, &call->request, &call->response,
+                [this, drain, call](const grpc::Status& status) {
+                  call->status = status;
+                  {
+                    MutexLock lock(&mutex_);
+                    directory_.EndDrain(call->worker);
+                    // The worker drains, but could not say so before the deadline.
+                    if (status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED) {
+                      call->status = grpc::Status::OK;
+                      call->response.set_remaining_requests(static_cast<uint32_t>(
+                          directory_.List()[call->worker.value()].outstanding));
+                    }
+                  }
+                  drain->Answered();
+                });
+  }
+}
+
+}  // namespace palimpsest::router

@@ -1,0 +1,96 @@
+// The commands of palctl. Each returns the process's exit status:
+//   0 done, 1 the node refused or the request failed, 2 wrong usage, 3 nobody listens there,
+//   130 interrupted.
+// Results go to `out`, errors and progress to `err`.
+#ifndef PALIMPSEST_TOOLS_PALCTL_COMMANDS_H_
+#define PALIMPSEST_TOOLS_PALCTL_COMMANDS_H_
+
+#include <cstdint>
+#include <optional>
+#include <ostream>
+#include <string>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "tools/palctl/node.h"
+
+namespace palimpsest::palctl {
+
+inline constexpr int kDone = 0;
+inline constexpr int kFailed = 1;
+inline constexpr int kUsage = 2;
+inline constexpr int kUnreachable = 3;
+inline constexpr int kInterrupted = 130;
+
+struct Terminal {
+  std::ostream& out;
+  std::ostream& err;
+  // Whether `out` is a terminal that can be drawn on and a key pressed at.
+  bool interactive = false;
+};
+
+// Prints "palctl: MESSAGE"; the exit status that fits.
+int Fail(const Terminal& terminal, const absl::Status& status);
+
+struct StatusOptions {
+  bool json = false;
+  absl::Duration timeout = absl::Seconds(3);
+};
+int RunStatus(const Node& node, const StatusOptions& options, const Terminal& terminal);
+
+struct TopOptions {
+  absl::Duration interval = absl::Seconds(1);
+  int64_t count = 0;  // snapshots; 0: until q or Ctrl-C
+};
+int RunTop(const Node& node, const TopOptions& options, const Terminal& terminal);
+
+struct GenerateOptions {
+  std::string tenant;  // empty: the only one with a token
+  std::string model;
+  std::vector<std::string> prompts;
+  std::string prompts_file;  // one prompt a line
+  bool chat = false;
+  std::optional<uint32_t> max_tokens;
+  std::optional<float> temperature;
+  std::optional<uint32_t> top_k;
+  std::optional<float> top_p;
+  std::optional<float> min_p;
+  std::optional<float> repetition_penalty;
+  std::optional<uint64_t> seed;
+  std::vector<std::string> stop;
+  bool ignore_eos = false;
+  std::optional<uint32_t> logprobs;
+  bool json = false;
+  bool stream = false;  // with json: a line {"delta"} for each piece of text
+  int concurrency = 1;
+  absl::Duration timeout = absl::Minutes(10);
+};
+int RunGenerate(const Node& node, const GenerateOptions& options, const Terminal& terminal);
+
+struct TokenizeOptions {
+  std::string tenant;
+  std::string model;
+  std::string text;
+  bool chat = false;
+  bool json = false;
+};
+int RunTokenize(const Node& node, const TokenizeOptions& options, const Terminal& terminal);
+
+struct DrainOptions {
+  std::string tenant;
+  absl::Duration timeout = absl::Minutes(1);
+};
+int RunDrain(const Node& node, const DrainOptions& options, const Terminal& terminal);
+
+struct BenchControlOptions {
+  int64_t calls = 2000;
+  bool json = false;
+};
+int RunBenchControl(const Node& node, const BenchControlOptions& options, const Terminal& terminal);
+
+// Parses the command line and runs the command.
+int RunPalctl(int argc, const char* const* argv, const Terminal& terminal);
+
+}  // namespace palimpsest::palctl
+
+#endif  // PALIMPSEST_TOOLS_PALCTL_COMMANDS_H_

@@ -1,0 +1,69 @@
+// Where a node's processes listen, and connections to them.
+#ifndef PALIMPSEST_TOOLS_PALCTL_NODE_H_
+#define PALIMPSEST_TOOLS_PALCTL_NODE_H_
+
+#include <grpcpp/channel.h>
+#include <grpcpp/client_context.h>
+#include <grpcpp/support/status.h>
+
+#include <map>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "proto/palimpsest/v1/broker.grpc.pb.h"
+#include "proto/palimpsest/v1/router.grpc.pb.h"
+
+namespace palimpsest::palctl {
+
+// The content of a node file:
+//
+//   broker: broker.sock             # the broker's control socket
+//   router: 127.0.0.1:9100
+//   tokens: {alpha: secrets/alpha.token}
+//
+// Paths are relative to the file's folder. Every key may be missing.
+struct NodeAddresses {
+  std::string broker_socket;
+  std::string router;
+  std::map<std::string, std::string> token_files;  // by tenant
+  std::string token;                               // given as a flag; used for every tenant
+};
+
+absl::StatusOr<NodeAddresses> ReadNodeFile(const std::string& path);
+
+// deploy/local/node.yaml, then ~/.config/palimpsest/node.yaml; empty if neither exists.
+std::string DefaultNodeFile();
+
+// Connections are made when first used. Thread-safe after construction.
+class Node {
+ public:
+  explicit Node(NodeAddresses addresses);
+
+  const NodeAddresses& addresses() const { return addresses_; }
+
+  // FAILED_PRECONDITION if the node file and the flags name none.
+  absl::StatusOr<v1::Broker::Stub*> broker() const;
+  absl::StatusOr<v1::Router::Stub*> router() const;
+
+  // Adds the tenant's token to a call to the router.
+  absl::Status Authorize(const std::string& tenant, grpc::ClientContext& context) const;
+
+  // The only tenant that has a token; INVALID_ARGUMENT if there are several.
+  absl::StatusOr<std::string> OnlyTenant() const;
+
+  // The error of a call, with what to do about it.
+  absl::Status BrokerError(const grpc::Status& status) const;
+  absl::Status RouterError(const grpc::Status& status) const;
+
+ private:
+  NodeAddresses addresses_;
+  std::unique_ptr<v1::Broker::Stub> broker_;
+  std::unique_ptr<v1::Router::Stub> router_;
+};
+
+}  // namespace palimpsest::palctl
+
+#endif  // PALIMPSEST_TOOLS_PALCTL_NODE_H_

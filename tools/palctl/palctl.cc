@@ -1,0 +1,174 @@
+#include <CLI/CLI.hpp>
+#include <functional>
+#include <sstream>
+
+#include "absl/strings/str_cat.h"
+#include "common/file.h"
+#include "tools/palctl/commands.h"
+
+namespace palimpsest::palctl {
+namespace {
+
+constexpr char kAbout[] =
+    "Shows and steers a running Palimpsest node, and asks its models.\n"
+    "\n"
+    "The node is found through a node file (--node; default deploy/local/node.yaml, then\n"
+    "~/.config/palimpsest/node.yaml):\n"
+    "  broker: broker.sock                    # the broker's control socket\n"
+    "  router: 127.0.0.1:9100\n"
+    "  tokens: {alpha: secrets/alpha.token}   # files that hold the tenants' bearer tokens\n"
+    "Paths in it are relative to its folder. Flags override it.\n"
+    "\n"
+    "Exit status: 0 done; 1 refused or failed; 2 wrong usage or argument; 3 nobody listens there,\n"
+    "or no worker is available; 130 interrupted.";
+
+// What the command line says; each subcommand fills its own part.
+struct CommandLine {
+  std::string node_file;
+  std::string broker;
+  std::string router;
+  std::string token_file;
+  StatusOptions status;
+  TopOptions top;
+  double top_seconds = 1;
+  GenerateOptions generate;
+  bool raw = false;
+  double generate_seconds = 600;
+  TokenizeOptions tokenize;
+  DrainOptions drain;
+  double drain_seconds = 60;
+  BenchControlOptions bench;
+};
+
+void AddStatus(CLI::App& app, CommandLine& line) {
+  CLI::App* status =
+      app.add_subcommand("status", "who holds which slabs, what moves, and the router's queues");
+  status->add_flag("--json", line.status.json, "everything as JSON, finished transfers included");
+  CLI::App* top = app.add_subcommand(
+      "top",
+      "the status, again and again; ends on q or Ctrl-C. Plain snapshots when the output "
+      "is not a terminal");
+  top->add_option("--interval", line.top_seconds, "seconds between two looks")
+      ->check(CLI::Range(0.1, 3600.0))
+      ->capture_default_str();
+  top->add_option("--count", line.top.count, "end after this many looks; 0: never")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+}
+
+void AddGenerate(CLI::App& app, CommandLine& line) {
+  GenerateOptions& options = line.generate;
+  CLI::App* generate =
+      app.add_subcommand("generate", "asks a model; the text streams to standard output");
+  generate->add_option("prompt", options.prompts, "one or more prompts");
+  generate->add_option("--tenant", options.tenant, "whose token and models to use");
+  generate->add_option("--model", options.model, "needed if the tenant has several");
+  CLI::Option* chat = generate->add_flag("--chat", options.chat,
+                                         "send the prompt as a user's message (chat template)");
+  generate->add_flag("--raw", line.raw, "send the prompt as plain text (the default)")
+      ->excludes(chat);
+  generate->add_option("--max-tokens", options.max_tokens, "most tokens to generate");
+  generate->add_option("--temperature", options.temperature, "0 is greedy; the default is 1");
+  generate->add_option("--top-k", options.top_k, "keep the k most likely tokens");
+  generate->add_option("--top-p", options.top_p, "keep tokens up to this probability mass");
+  generate->add_option("--min-p", options.min_p,
+                       "drop tokens less likely than this times the best");
+  generate->add_option("--repetition-penalty", options.repetition_penalty, "1 is none");
+  generate->add_option("--seed", options.seed, "the same seed gives the same text");
+  generate->add_option("--stop", options.stop, "end before this text; may be repeated")
+      ->allow_extra_args(false);
+  generate->add_flag("--ignore-eos", options.ignore_eos, "go on after the end-of-sequence token");
+  generate->add_option("--logprobs", options.logprobs,
+                       "print log-probabilities, with this many alternatives");
+  generate->add_flag("--json", options.json,
+                     "one line of JSON per answer: tenant, prompt, text, token_ids, finish_reason, "
+                     "usage, request_id, ttft_seconds, seconds");
+  generate->add_flag("--stream", options.stream,
+                     "with --json: lines {\"delta\": TEXT} as the text comes");
+  generate->add_option("--prompts-file", options.prompts_file, "more prompts, one per line");
+  generate->add_option("--concurrency", options.concurrency, "how many prompts to ask at a time")
+      ->check(CLI::Range(1, 1024))
+      ->capture_default_str();
+  generate->add_option("--timeout", line.generate_seconds, "seconds for each answer")
+      ->check(CLI::Range(0.001, 86400.0))
+      ->capture_default_str();
+}
+
+void AddOthers(CLI::App& app, CommandLine& line) {
+  CLI::App* tokenize = app.add_subcommand("tokenize", "prints the token ids of a text");
+  tokenize->add_option("text", line.tokenize.text)->required();
+  tokenize->add_option("--tenant", line.tokenize.tenant, "whose token and models to use");
+  tokenize->add_option("--model", line.tokenize.model, "needed if the tenant has several");
+  tokenize->add_flag("--chat", line.tokenize.chat, "as a user's message (chat template)");
+  tokenize->add_flag("--json", line.tokenize.json, "{\"token_ids\": [...]}");
+  CLI::App* drain = app.add_subcommand(
+      "drain", "stops a tenant's workers from taking requests and waits until they are empty");
+  drain->add_option("--tenant", line.drain.tenant, "which tenant")->required();
+  drain->add_option("--timeout", line.drain_seconds, "seconds to wait")
+      ->check(CLI::Range(0.1, 600.0))
+      ->capture_default_str();
+  CLI::App* bench = app.add_subcommand("bench", "measurements");
+  bench->require_subcommand(1);
+  CLI::App* control = bench->add_subcommand(
+      "control", "p50 and p99 of a control round trip to the broker over its Unix socket");
+  control->add_option("--calls", line.bench.calls, "round trips to measure")
+      ->check(CLI::Range(1, 10'000'000))
+      ->capture_default_str();
+  control->add_flag("--json", line.bench.json, "{calls, answer_bytes, p50_seconds, p99_seconds}");
+}
+
+absl::StatusOr<NodeAddresses> FindNode(const CommandLine& line) {
+  NodeAddresses addresses;
+  const std::string file = line.node_file.empty() ? DefaultNodeFile() : line.node_file;
+  if (!file.empty()) {
+    absl::StatusOr<NodeAddresses> read = ReadNodeFile(file);
+    if (!read.ok()) return read.status();
+    addresses = *std::move(read);
+  }
+  if (!line.broker.empty()) addresses.broker_socket = line.broker;
+  if (!line.router.empty()) addresses.router = line.router;
+  if (!line.token_file.empty()) {
+    absl::StatusOr<std::string> token = ReadSecretFile(line.token_file);
+    if (!token.ok()) return token.status();
+    addresses.token = *std::move(token);
+  }
+  return addresses;
+}
+
+int RunCommand(const CLI::App& app, CommandLine& line, const Node& node, const Terminal& terminal) {
+  line.top.interval = absl::Seconds(line.top_seconds);
+  line.generate.timeout = absl::Seconds(line.generate_seconds);
+  line.drain.timeout = absl::Seconds(line.drain_seconds);
+  if (app.got_subcommand("status")) return RunStatus(node, line.status, terminal);
+  if (app.got_subcommand("top")) return RunTop(node, line.top, terminal);
+  if (app.got_subcommand("generate")) return RunGenerate(node, line.generate, terminal);
+  if (app.got_subcommand("tokenize")) return RunTokenize(node, line.tokenize, terminal);
+  if (app.got_subcommand("drain")) return RunDrain(node, line.drain, terminal);
+  return RunBenchControl(node, line.bench, terminal);
+}
+
+}  // namespace
+
+int RunPalctl(int argc, const char* const* argv, const Terminal& terminal) {
+  CommandLine line;
+  CLI::App app(kAbout, "palctl");
+  app.require_subcommand(1);
+  app.set_help_all_flag("--help-all", "help of all commands");
+  app.add_option("--node", line.node_file, "node file");
+  app.add_option("--broker", line.broker, "the broker's control socket");
+  app.add_option("--router", line.router, "the router's address");
+  app.add_option("--token-file", line.token_file, "file with the bearer token to use");
+  AddStatus(app, line);
+  AddGenerate(app, line);
+  AddOthers(app, line);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error, terminal.out, terminal.err) == 0 ? kDone : kUsage;
+  }
+  absl::StatusOr<NodeAddresses> addresses = FindNode(line);
+  if (!addresses.ok()) return Fail(terminal, addresses.status());
+  return RunCommand(app, line, Node(*std::move(addresses)), terminal);
+}
+
+}  // namespace palimpsest::palctl

@@ -1,0 +1,344 @@
+// palctl against a broker and a router in this process.
+#include <gmock/gmock.h>
+#include <grpcpp/security/server_credentials.h>
+#include <grpcpp/server.h>
+#include <grpcpp/server_builder.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <sstream>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "common/mutex.h"
+#include "tools/palctl/commands.h"
+
+namespace palimpsest::palctl {
+namespace {
+
+using nlohmann::json;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+class FakeBroker : public v1::Broker::Service {
+ public:
+  grpc::Status GetStatus(grpc::ServerContext*, const v1::GetStatusRequest*,
+                         v1::GetStatusResponse* response) override {
+    response->set_broker_generation(2);
+    response->set_backend("host");
+    response->set_slab_bytes(2 << 20);
+    response->set_pool_slabs(368);
+    response->set_free_slabs(40);
+    response->set_granted_slabs(326);
+    response->set_revoking_slabs(2);
+    v1::TenantMemory* alpha = response->add_tenants();
+    alpha->set_tenant("alpha");
+    alpha->set_attached(true);
+    alpha->set_pid(4242);
+    alpha->set_parameter_slabs(128);
+    alpha->set_image_slabs(162);
+    alpha->set_kv_slabs(7);
+    alpha->mutable_load()->set_active(true);
+    alpha->mutable_load()->set_waiting_sequences(3);
+    v1::TenantMemory* beta = response->add_tenants();
+    beta->set_tenant("beta");
+    beta->set_pinned(true);
+    v1::Transfer* transfer = response->add_transfers();
+    transfer->set_kind(v1::Transfer::KIND_REVOKE);
+    transfer->set_role(v1::SLAB_ROLE_PARAMETER);
+    transfer->set_tenant("alpha");
+    transfer->set_slabs(34);
+    transfer->set_seconds(0.25);
+    transfer->set_reason("kv_demand");
+    transfer->set_finished_at(4e9);
+    return grpc::Status::OK;
+  }
+};
+
+// Answers "echo: <prompt>" in two pieces to whoever brings alpha's token.
+class FakeRouter : public v1::Router::Service {
+ public:
+  grpc::Status Generate(grpc::ServerContext* context, const v1::GenerateRequest* request,
+                        grpc::ServerWriter<v1::GenerateResponse>* writer) override {
+    if (!IsAlpha(*context)) return Refused();
+    {
+      MutexLock lock(&mutex_);
+      last_ = *request;
+    }
+    if (request->text() == "fail") return {grpc::StatusCode::UNAVAILABLE, "no memory now"};
+    v1::GenerateResponse response;
+    response.set_request_id("r1");
+    response.set_text("echo: ");
+    response.add_token_ids(1);
+    writer->Write(response);
+    v1::GenerateResponse last;
+    last.set_text(request->has_chat() ? request->chat().messages(0).content() : request->text());
+    last.add_token_ids(2);
+    last.set_finish_reason(v1::FINISH_REASON_STOP_TOKEN);
+    last.mutable_usage()->set_prompt_tokens(5);
+    last.mutable_usage()->set_output_tokens(2);
+    writer->Write(last);
+    return grpc::Status::OK;
+  }
+
+  grpc::Status Tokenize(grpc::ServerContext* context, const v1::TokenizeRequest* request,
+                        v1::TokenizeResponse* response) override {
+    if (!IsAlpha(*context)) return Refused();
+    for (const char c : request->text()) response->add_token_ids(c);
+    return grpc::Status::OK;
+  }
+
+  grpc::Status GetTenantStatus(grpc::ServerContext* context, const v1::GetTenantStatusRequest*,
+                               v1::GetTenantStatusResponse* response) override {
+    if (!IsAlpha(*context)) return Refused();
+    response->set_tenant("alpha");
+    response->set_requests_in_flight(4);
+    response->set_request_limit(256);
+    v1::WorkerStatus* worker = response->add_workers();
+    worker->set_model("smol");
+    worker->set_address("127.0.0.1:9110");
+    worker->set_healthy(true);
+    return grpc::Status::OK;
+  }
+
+  grpc::Status DrainTenant(grpc::ServerContext* context, const v1::DrainTenantRequest*,
+                           v1::DrainTenantResponse* response) override {
+    if (!IsAlpha(*context)) return Refused();
+    response->set_remaining_requests(remaining);
+    return grpc::Status::OK;
+  }
+
+  v1::GenerateRequest last_request() const {
+    MutexLock lock(&mutex_);
+    return last_;
+  }
+
+  uint32_t remaining = 0;
+
+ private:
+  static bool IsAlpha(const grpc::ServerContext& context) {
+    const auto found = context.client_metadata().find("authorization");
+    return found != context.client_metadata().end() && found->second == "Bearer alpha-secret";
+  }
+  static grpc::Status Refused() {
+    return {grpc::StatusCode::UNAUTHENTICATED, "the bearer token belongs to no tenant"};
+  }
+
+  mutable Mutex mutex_;
+  v1::GenerateRequest last_ ABSL_GUARDED_BY(mutex_);
+};
+
+class Palctl : public ::testing::Test {
+ protected:
+  Palctl() {
+    const char* root = std::getenv("TEST_TMPDIR");
+    // Short: a Unix socket's path has 107 bytes at most.
+    folder_ = "/tmp/palctl.XXXXXX";
+    if (root != nullptr && std::string(root).size() < 60) {
+      folder_ = absl::StrCat(root, "/p.XXXXXX");
+    }
+    EXPECT_NE(mkdtemp(folder_.data()), nullptr);
+    Write("alpha.token", "alpha-secret\n");
+    Write("beta.token", "beta-secret\n");
+    grpc::ServerBuilder broker_builder;
+    broker_builder.AddListeningPort("unix:" + folder_ + "/broker.sock",
+                                    grpc::InsecureServerCredentials());
+    broker_builder.RegisterService(&broker_);
+    broker_server_ = broker_builder.BuildAndStart();
+    grpc::ServerBuilder router_builder;
+    router_builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port_);
+    router_builder.RegisterService(&router_);
+    router_server_ = router_builder.BuildAndStart();
+    node_ = Write("node.yaml", absl::StrCat("broker: broker.sock\nrouter: 127.0.0.1:", port_,
+                                            "\ntokens: {alpha: alpha.token, beta: beta.token}\n"));
+  }
+  ~Palctl() override { std::filesystem::remove_all(folder_); }
+
+  std::string Write(const std::string& name, const std::string& content) const {
+    const std::string path = absl::StrCat(folder_, "/", name);
+    std::ofstream(path) << content;
+    chmod(path.c_str(), 0600);
+    return path;
+  }
+
+  int Run(std::vector<std::string> arguments) {
+    arguments.insert(arguments.begin(), {"palctl", "--node", node_});
+    std::vector<const char*> argv;
+    for (const std::string& argument : arguments) argv.push_back(argument.c_str());
+    std::ostringstream out;
+    std::ostringstream err;
+    const int code = RunPalctl(static_cast<int>(argv.size()), argv.data(), {out, err});
+    out_ = out.str();
+    err_ = err.str();
+    return code;
+  }
+
+  std::vector<json> Lines() const {
+    std::vector<json> lines;
+    for (absl::string_view line : absl::StrSplit(out_, '\n', absl::SkipEmpty())) {
+      lines.push_back(json::parse(line));
+    }
+    return lines;
+  }
+
+  std::string folder_;
+  std::string node_;
+  int port_ = 0;
+  FakeBroker broker_;
+  FakeRouter router_;
+  std::unique_ptr<grpc::Server> broker_server_;
+  std::unique_ptr<grpc::Server> router_server_;
+  std::string out_;
+  std::string err_;
+};
+
+TEST_F(Palctl, StatusShowsTenantsSlabsAndWorkers) {
+  ASSERT_EQ(Run({"status"}), kDone) << err_;
+  EXPECT_THAT(out_, AllOf(HasSubstr("generation 2, host back-end, pool 368 slabs of 2 MiB"),
+                          HasSubstr("40 free, 326 granted, 2 revoking"), HasSubstr("128/162"),
+                          HasSubstr("beta (pinned)"), HasSubstr("no worker"), HasSubstr("4/256"),
+                          HasSubstr("127.0.0.1:9110")));
+  EXPECT_THAT(out_, HasSubstr("router, tenant beta: the bearer token belongs to no tenant"));
+}
+
+TEST_F(Palctl, StatusAsJsonHasEverything) {
+  ASSERT_EQ(Run({"status", "--json"}), kDone) << err_;
+  const json status = json::parse(out_);
+  EXPECT_EQ(status["pool_slabs"], 368);
+  EXPECT_EQ(status["tenants"][0]["tenant"], "alpha");
+  EXPECT_EQ(status["tenants"][0]["parameter_slabs"], 128);
+  EXPECT_EQ(status["tenants"][0]["waiting_sequences"], 3);
+  EXPECT_EQ(status["tenants"][1]["attached"], false);
+  EXPECT_EQ(status["transfers"][0]["kind"], "revoke");
+  EXPECT_EQ(status["transfers"][0]["role"], "parameter");
+  EXPECT_EQ(status["transfers"][0]["reason"], "kv_demand");
+  ASSERT_EQ(status["router"].size(), 1);
+  EXPECT_EQ(status["router"][0]["workers"][0]["healthy"], true);
+  EXPECT_EQ(status["router_errors"][0]["tenant"], "beta");
+}
+
+TEST_F(Palctl, StatusWithoutRouterStillShowsTheBroker) {
+  router_server_->Shutdown();
+  ASSERT_EQ(Run({"status", "--json"}), kDone) << err_;
+  const json status = json::parse(out_);
+  EXPECT_EQ(status["tenants"].size(), 2);
+  EXPECT_TRUE(status["router"].empty());
+  EXPECT_THAT(status["router_errors"][0]["error"], StartsWith("no router listens on 127.0.0.1:"));
+}
+
+TEST_F(Palctl, AMissingBrokerIsNamedWithTheWayToStartOne) {
+  broker_server_->Shutdown();
+  EXPECT_EQ(Run({"status"}), kUnreachable);
+  EXPECT_THAT(err_, HasSubstr("no broker listens on " + folder_ +
+                              "/broker.sock: start one with tools/quickstart --serve"));
+}
+
+TEST_F(Palctl, TopPrintsPlainSnapshotsWhereNobodyLooks) {
+  ASSERT_EQ(Run({"top", "--count", "2", "--interval", "0.1"}), kDone) << err_;
+  EXPECT_THAT(out_, AllOf(HasSubstr("128/162"), HasSubstr("revoke    kv_demand")));
+  EXPECT_EQ(out_.find('\033'), std::string::npos);
+}
+
+TEST_F(Palctl, GenerateStreamsPlainText) {
+  ASSERT_EQ(Run({"generate", "--tenant", "alpha", "--max-tokens", "8", "--temperature", "0",
+                 "--seed", "7", "--stop", "END", "hello"}),
+            kDone)
+      << err_;
+  EXPECT_EQ(out_, "echo: hello\n");
+  EXPECT_THAT(err_, HasSubstr("ended by stop_token"));
+  const v1::GenerateRequest request = router_.last_request();
+  EXPECT_EQ(request.text(), "hello");
+  EXPECT_EQ(request.sampling().max_tokens(), 8u);
+  EXPECT_EQ(request.sampling().temperature(), 0);
+  EXPECT_EQ(request.sampling().seed(), 7u);
+  EXPECT_EQ(request.sampling().stop(0), "END");
+  EXPECT_FALSE(request.sampling().has_top_p());
+}
+
+TEST_F(Palctl, GenerateAsJsonStreamsDeltasThenTheRecord) {
+  ASSERT_EQ(Run({"generate", "--tenant", "alpha", "--chat", "--json", "--stream", "hi"}), kDone)
+      << err_;
+  const std::vector<json> lines = Lines();
+  ASSERT_EQ(lines.size(), 3);
+  EXPECT_EQ(lines[0], json({{"delta", "echo: "}}));
+  EXPECT_EQ(lines[1], json({{"delta", "hi"}}));
+  EXPECT_EQ(lines[2]["tenant"], "alpha");
+  EXPECT_EQ(lines[2]["prompt"], "hi");
+  EXPECT_EQ(lines[2]["text"], "echo: hi");
+  EXPECT_EQ(lines[2]["token_ids"], json({1, 2}));
+  EXPECT_EQ(lines[2]["finish_reason"], "stop_token");
+  EXPECT_EQ(lines[2]["usage"]["prompt_tokens"], 5);
+  EXPECT_GE(lines[2]["seconds"], lines[2]["ttft_seconds"]);
+  EXPECT_EQ(router_.last_request().chat().messages(0).role(), "user");
+}
+
+TEST_F(Palctl, GenerateAsksManyPromptsOfAFile) {
+  std::string prompts;
+  for (int i = 0; i < 50; ++i) absl::StrAppend(&prompts, "prompt ", i, "\n");
+  const std::string file = Write("prompts.txt", prompts);
+  ASSERT_EQ(Run({"generate", "--tenant", "alpha", "--json", "--concurrency", "8", "--prompts-file",
+                 file}),
+            kDone)
+      << err_;
+  std::set<std::string> texts;
+  for (const json& line : Lines()) {
+    texts.insert(line["text"]);
+    EXPECT_EQ(line["text"], "echo: " + line["prompt"].get<std::string>());
+  }
+  EXPECT_EQ(texts.size(), 50);
+}
+
+TEST_F(Palctl, FailuresHaveTheirOwnExitStatus) {
+  EXPECT_EQ(Run({"generate", "--tenant", "alpha", "fail"}), kUnreachable);
+  EXPECT_THAT(err_, HasSubstr("no memory now"));
+  EXPECT_EQ(Run({"generate", "--tenant", "beta", "x"}), kFailed);
+  EXPECT_EQ(Run({"generate", "--tenant", "gamma", "x"}), kFailed);
+  EXPECT_THAT(err_, HasSubstr("no token of tenant 'gamma' is known"));
+  EXPECT_EQ(Run({"generate", "x"}), kUsage);
+  EXPECT_THAT(err_, HasSubstr("has tokens of: alpha, beta"));
+  EXPECT_EQ(Run({"generate", "--tenant", "alpha", "\xFF"}), kUsage);
+  EXPECT_EQ(Run({"generate", "--tenant", "alpha"}), kUsage);
+  EXPECT_EQ(Run({"no-such-command"}), kUsage);
+  EXPECT_EQ(Run({"--help"}), kDone);
+  EXPECT_THAT(out_, HasSubstr("Exit status: 0 done"));
+}
+
+TEST_F(Palctl, NodeFilesAreCheckedWithLines) {
+  Write("node.yaml", "broker: broker.sock\nrooter: 127.0.0.1:1\n");
+  EXPECT_EQ(Run({"status"}), kUsage);
+  EXPECT_THAT(err_, AllOf(HasSubstr("node.yaml:2"), HasSubstr("rooter")));
+  Write("node.yaml", "router: 127.0.0.1:1\n");
+  EXPECT_EQ(Run({"status"}), kFailed);
+  EXPECT_THAT(err_, HasSubstr("--broker SOCKET"));
+}
+
+TEST_F(Palctl, TokenizePrintsIds) {
+  ASSERT_EQ(Run({"tokenize", "--tenant", "alpha", "AB"}), kDone) << err_;
+  EXPECT_EQ(out_, "65 66\n");
+  ASSERT_EQ(Run({"tokenize", "--tenant", "alpha", "--json", "AB"}), kDone) << err_;
+  EXPECT_EQ(json::parse(out_)["token_ids"], json({65, 66}));
+}
+
+TEST_F(Palctl, DrainTellsWhetherTheWorkersAreEmpty) {
+  EXPECT_EQ(Run({"drain", "--tenant", "alpha"}), kDone) << err_;
+  router_.remaining = 3;
+  EXPECT_EQ(Run({"drain", "--tenant", "alpha", "--timeout", "1"}), kFailed);
+  EXPECT_THAT(err_, HasSubstr("3 requests still run"));
+}
+
+TEST_F(Palctl, BenchControlMeasuresRoundTrips) {
+  ASSERT_EQ(Run({"bench", "control", "--calls", "100", "--json"}), kDone) << err_;
+  const json result = json::parse(out_);
+  EXPECT_EQ(result["calls"], 100);
+  EXPECT_GT(result["p50_seconds"], 0);
+  EXPECT_GE(result["p99_seconds"], result["p50_seconds"]);
+}
+
+}  // namespace
+}  // namespace palimpsest::palctl

@@ -1,0 +1,195 @@
+#include "tools/palctl/status_view.h"
+
+#include <map>
+#include <utility>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/strip.h"
+#include "common/bytes.h"
+#include "tools/palctl/text_table.h"
+
+namespace palimpsest::palctl {
+namespace {
+
+using nlohmann::json;
+
+std::string RoleName(v1::SlabRole role) {
+  return absl::AsciiStrToLower(absl::StripPrefix(v1::SlabRole_Name(role), "SLAB_ROLE_"));
+}
+
+std::string KindName(v1::Transfer::Kind kind) {
+  return absl::AsciiStrToLower(absl::StripPrefix(v1::Transfer::Kind_Name(kind), "KIND_"));
+}
+
+json TenantJson(const v1::TenantMemory& t) {
+  return {{"tenant", t.tenant()},
+          {"priority", t.priority()},
+          {"pinned", t.pinned()},
+          {"attached", t.attached()},
+          {"pid", t.pid()},
+          {"active", t.load().active()},
+          {"running_sequences", t.load().running_sequences()},
+          {"waiting_sequences", t.load().waiting_sequences()},
+          {"kv_slabs_used", t.load().kv_slabs_used()},
+          {"kv_slabs_cached", t.load().kv_slabs_cached()},
+          {"kv_slabs_free", t.load().kv_slabs_free()},
+          {"parameter_slabs", t.parameter_slabs()},
+          {"kv_slabs", t.kv_slabs()},
+          {"slot_slabs", t.slot_slabs()},
+          {"workspace_slabs", t.workspace_slabs()},
+          {"image_slabs", t.image_slabs()},
+          {"floor_slabs", t.floor_slabs()},
+          {"quota_slabs", t.quota_slabs()},
+          {"grants_in_flight", t.grants_in_flight()},
+          {"revokes_in_flight", t.revokes_in_flight()},
+          {"activation_waiting", t.activation_waiting()},
+          {"kv_target_slabs", t.kv_target_slabs()},
+          {"fingerprint", t.fingerprint()}};
+}
+
+json TransferJson(const v1::Transfer& t) {
+  return {{"kind", KindName(t.kind())},    {"tenant", t.tenant()},
+          {"role", RoleName(t.role())},    {"slabs", t.slabs()},
+          {"seconds", t.seconds()},        {"reason", t.reason()},
+          {"finished_at", t.finished_at()}};
+}
+
+json RouterTenantJson(const v1::GetTenantStatusResponse& t) {
+  json workers = json::array();
+  for (const v1::WorkerStatus& w : t.workers()) {
+    workers.push_back({{"model", w.model()},
+                       {"address", w.address()},
+                       {"healthy", w.healthy()},
+                       {"draining", w.draining()},
+                       {"problem", w.problem()},
+                       {"requests_in_flight", w.requests_in_flight()},
+                       {"running_sequences", w.running_sequences()},
+                       {"waiting_sequences", w.waiting_sequences()}});
+  }
+  return {{"tenant", t.tenant()},
+          {"requests_in_flight", t.requests_in_flight()},
+          {"request_limit", t.request_limit()},
+          {"requests_waiting", t.requests_waiting()},
+          {"queue_limit", t.queue_limit()},
+          {"workers", std::move(workers)}};
+}
+
+std::string TenantState(const v1::TenantMemory& t) {
+  if (!t.attached()) return "no worker";
+  if (t.activation_waiting()) return "waits for memory";
+  return t.load().active() ? "active" : "idle";
+}
+
+std::string TenantsTable(const v1::GetStatusResponse& broker) {
+  TextTable table({"TENANT", ">PID", "STATE", ">PARAMETER", ">KV", ">USED", ">CACHED", ">TARGET",
+                   ">OTHER", ">FLOOR", ">QUOTA", ">RUNNING", ">WAITING", ">GRANTS", ">REVOKES"});
+  for (const v1::TenantMemory& t : broker.tenants()) {
+    table.AddRow({absl::StrCat(t.tenant(), t.pinned() ? " (pinned)" : ""),
+                  t.pid() == 0 ? "-" : absl::StrCat(t.pid()), TenantState(t),
+                  absl::StrCat(t.parameter_slabs(), "/", t.image_slabs()),
+                  absl::StrCat(t.kv_slabs()), absl::StrCat(t.load().kv_slabs_used()),
+                  absl::StrCat(t.load().kv_slabs_cached()), absl::StrCat(t.kv_target_slabs()),
+                  absl::StrCat(t.slot_slabs() + t.workspace_slabs()), absl::StrCat(t.floor_slabs()),
+                  absl::StrCat(t.quota_slabs()), absl::StrCat(t.load().running_sequences()),
+                  absl::StrCat(t.load().waiting_sequences()), absl::StrCat(t.grants_in_flight()),
+                  absl::StrCat(t.revokes_in_flight())});
+  }
+  return table.ToString();
+}
+
+std::string WorkerState(const v1::WorkerStatus& worker) {
+  if (worker.draining()) return "draining";
+  return worker.healthy() ? "healthy" : absl::StrCat("unhealthy: ", worker.problem());
+}
+
+std::string RouterTable(const NodeStatus& status) {
+  TextTable table({"TENANT", ">IN FLIGHT", ">QUEUED", "MODEL", "WORKER", ">REQUESTS", ">RUNNING",
+                   ">WAITING", "STATE"});
+  for (const v1::GetTenantStatusResponse& t : status.router) {
+    std::vector<std::string> first = {t.tenant(),
+                                      absl::StrCat(t.requests_in_flight(), "/", t.request_limit()),
+                                      absl::StrCat(t.requests_waiting(), "/", t.queue_limit())};
+    for (const v1::WorkerStatus& w : t.workers()) {
+      std::vector<std::string> row = std::exchange(first, {"", "", ""});
+      for (std::string cell : {w.model(), w.address(), absl::StrCat(w.requests_in_flight()),
+                               absl::StrCat(w.running_sequences()),
+                               absl::StrCat(w.waiting_sequences()), WorkerState(w)}) {
+        row.push_back(std::move(cell));
+      }
+      table.AddRow(std::move(row));
+    }
+    if (t.workers().empty()) table.AddRow(std::move(first));
+  }
+  return table.ToString();
+}
+
+}  // namespace
+
+json StatusJson(const NodeStatus& status) {
+  const v1::GetStatusResponse& broker = status.broker;
+  json result = {{"broker_generation", broker.broker_generation()},
+                 {"backend", broker.backend()},
+                 {"slab_bytes", broker.slab_bytes()},
+                 {"pool_slabs", broker.pool_slabs()},
+                 {"free_slabs", broker.free_slabs()},
+                 {"granted_slabs", broker.granted_slabs()},
+                 {"revoking_slabs", broker.revoking_slabs()},
+                 {"cleaning_slabs", broker.cleaning_slabs()},
+                 {"quarantined_slabs", broker.quarantined_slabs()},
+                 {"tenants", json::array()},
+                 {"transfers", json::array()},
+                 {"router", json::array()},
+                 {"router_errors", json::array()}};
+  for (const v1::TenantMemory& t : broker.tenants()) result["tenants"].push_back(TenantJson(t));
+  for (const v1::Transfer& t : broker.transfers()) result["transfers"].push_back(TransferJson(t));
+  for (const v1::GetTenantStatusResponse& t : status.router) {
+    result["router"].push_back(RouterTenantJson(t));
+  }
+  for (const RouterProblem& p : status.router_problems) {
+    result["router_errors"].push_back({{"tenant", p.tenant}, {"error", p.error}});
+  }
+  return result;
+}
+
+std::string StatusTable(const NodeStatus& status) {
+  const v1::GetStatusResponse& broker = status.broker;
+  const Bytes slab(static_cast<int64_t>(broker.slab_bytes()));
+  std::string text =
+      absl::StrCat("broker: generation ", broker.broker_generation(), ", ", broker.backend(),
+                   " back-end, pool ", broker.pool_slabs(), " slabs of ", slab.ToString(), " (",
+                   (slab * static_cast<int64_t>(broker.pool_slabs())).ToString(), ")\n",
+                   "slabs: ", broker.free_slabs(), " free, ", broker.granted_slabs(), " granted, ",
+                   broker.revoking_slabs(), " revoking, ", broker.cleaning_slabs(), " cleaning, ",
+                   broker.quarantined_slabs(), " quarantined\n\n", TenantsTable(broker));
+  if (!status.router.empty()) absl::StrAppend(&text, "\nrouter:\n", RouterTable(status));
+  for (const RouterProblem& p : status.router_problems) {
+    absl::StrAppend(&text, "\nrouter, tenant ", p.tenant, ": ", p.error, "\n");
+  }
+  return text;
+}
+
+std::string TransferTable(const v1::GetStatusResponse& broker, double since) {
+  struct Sum {
+    int count = 0;
+    uint64_t slabs = 0;
+    double seconds = 0;
+  };
+  std::map<std::pair<std::string, std::string>, Sum> sums;
+  for (const v1::Transfer& t : broker.transfers()) {
+    if (t.finished_at() <= since) continue;
+    Sum& sum = sums[{KindName(t.kind()), t.reason()}];
+    ++sum.count;
+    sum.slabs += t.slabs();
+    sum.seconds += t.seconds();
+  }
+  TextTable table({"MOVEMENT", "REASON", ">TIMES", ">SLABS", ">MEAN MS"});
+  for (const auto& [key, sum] : sums) {
+    table.AddRow({key.first, key.second, absl::StrCat(sum.count), absl::StrCat(sum.slabs),
+                  absl::StrFormat("%.1f", 1e3 * sum.seconds / sum.count)});
+  }
+  return table.ToString();
+}
+
+}  // namespace palimpsest::palctl
