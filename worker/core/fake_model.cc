@@ -1,6 +1,7 @@
 #include "worker/core/fake_model.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "worker/core/check.h"
 
@@ -75,6 +76,26 @@ std::vector<TokenId> FakeModel::Reference(const Config& config, std::vector<Toke
     tokens.push_back(NextToken(entries.back(), seed, made + output_offset, config.vocab_size));
   }
   return {tokens.begin() + prompt_size, tokens.end()};
+}
+
+absl::Status FakeRunner::Submit(const StepPlan& plan) {
+  PALIMPSEST_CHECK(plan_ == nullptr);
+  plan_ = &plan;
+  return absl::OkStatus();
+}
+
+absl::StatusOr<StepResult> FakeRunner::Wait() {
+  PALIMPSEST_CHECK(plan_ != nullptr);
+  const StepPlan& plan = *std::exchange(plan_, nullptr);
+  constexpr int kStages = 3;
+  for (int stage = 0; gate_ != nullptr && stage < kStages; ++stage) {
+    if (absl::Status status = gate_->AwaitStage(stage); !status.ok()) {
+      model_->Execute(plan, plan.chunks.size() / 2);
+      return status;
+    }
+  }
+  ++steps_;
+  return model_->Execute(plan);
 }
 
 }  // namespace palimpsest

@@ -11,6 +11,7 @@
 #include "absl/types/span.h"
 #include "common/ids.h"
 #include "worker/core/kv_geometry.h"
+#include "worker/core/model_runner.h"
 #include "worker/core/step_plan.h"
 
 namespace palimpsest {
@@ -43,6 +44,24 @@ class FakeModel {
 
   const Config config_;
   std::byte* const kv_;
+};
+
+// Runs a FakeModel's steps behind a gate of three stages.
+class FakeRunner : public ModelRunner {
+ public:
+  // Both must outlive the runner; `gate` may be null.
+  FakeRunner(FakeModel* model, ParameterGate* gate) : model_(model), gate_(gate) {}
+
+  absl::Status Submit(const StepPlan& plan) override;
+  absl::StatusOr<StepResult> Wait() override;
+
+  int64_t steps() const { return steps_; }
+
+ private:
+  FakeModel* const model_;
+  ParameterGate* const gate_;
+  const StepPlan* plan_ = nullptr;
+  int64_t steps_ = 0;  // that succeeded
 };
 
 }  // namespace palimpsest

@@ -91,9 +91,9 @@ absl::Status Scheduler::CheckRequest(const SequenceRequest& request) const {
 absl::StatusOr<SequenceId> Scheduler::Add(SequenceRequest request) {
   CheckBoundary();
   if (absl::Status status = CheckRequest(request); !status.ok()) return status;
-  if (waiting() - preempted_waiting_ >= config_.queue_capacity) {
-    return absl::ResourceExhaustedError(absl::StrCat("the queue is full: ", config_.queue_capacity,
-                                                     " requests wait already; try again later"));
+  if (static_cast<int32_t>(sequences_.size()) >= config_.max_sequences()) {
+    return absl::ResourceExhaustedError(absl::StrCat("the queue is full: ", sequences_.size(),
+                                                     " requests run or wait; try again later"));
   }
   const int64_t begin = static_cast<int64_t>(request.prompt.size()) - request.output_offset;
   const int64_t longest =
@@ -109,7 +109,7 @@ absl::StatusOr<SequenceId> Scheduler::Add(SequenceRequest request) {
   // Tokens that another worker made count for stop strings, and the last one may have been the end.
   if (sequence.output_begin < sequence.size()) {
     for (int32_t i = sequence.output_begin; i + 1 < sequence.size(); ++i) {
-      sequence.stops.Append(token_bytes_->BytesOf(sequence.tokens[i]));
+      MatchStops(sequence, sequence.tokens[i]);
     }
     SequenceOutput output{.id = id};
     if (FinishIfDone(sequence, output)) outputs_.push_back(std::move(output));
@@ -255,8 +255,6 @@ bool Scheduler::AdmitNext(int32_t& budget) {
     sequence.usage.cached_tokens = sequence.computed;
     counters_.prompt_tokens += sequence.prompt_size;
     counters_.cached_tokens += sequence.computed;
-  } else {
-    --preempted_waiting_;
   }
   const int32_t tokens = Fit(sequence, std::min(sequence.size() - sequence.computed, budget));
   PALIMPSEST_CHECK(tokens > 0);
@@ -304,9 +302,9 @@ bool Scheduler::FinishIfDone(Sequence& sequence, SequenceOutput& output) {
   };
   if (contains(params.stop_token_ids) || (!params.ignore_eos && contains(config_.eos_token_ids))) {
     output.finish = FinishReason::kStopToken;
-  } else if (const auto trim = sequence.stops.Append(token_bytes_->BytesOf(last))) {
+  } else if (const auto trim = MatchStops(sequence, last)) {
     output.finish = FinishReason::kStopString;
-    output.stop_trim_bytes = static_cast<int32_t>(*trim);
+    output.stop_trim_bytes = *trim;
   } else if (sequence.size() >= sequence.longest_size) {
     output.finish = FinishReason::kLength;
   } else {
@@ -315,6 +313,16 @@ bool Scheduler::FinishIfDone(Sequence& sequence, SequenceOutput& output) {
   output.usage = sequence.usage;
   Remove(sequence);
   return true;
+}
+
+// Feeds one token of the output to the stop matcher. If a stop string is complete: how many bytes
+// of the output come after its start.
+std::optional<int32_t> Scheduler::MatchStops(Sequence& sequence, TokenId token) {
+  const absl::string_view bytes = token_bytes_->BytesOf(token);
+  sequence.output_bytes += static_cast<int64_t>(bytes.size());
+  const auto& match = sequence.stops.Push(bytes);
+  if (!match.has_value()) return std::nullopt;
+  return static_cast<int32_t>(sequence.output_bytes - static_cast<int64_t>(match->start));
 }
 
 void Scheduler::ExtendKeys(Sequence& sequence, int32_t blocks) {
@@ -371,7 +379,6 @@ void Scheduler::PreemptYoungest() {
   running_.pop_back();
   ReleaseBlocks(sequence);
   waiting_.push_front(&sequence);
-  ++preempted_waiting_;
   ++sequence.usage.preemptions;
   ++counters_.preemptions;
 }
@@ -383,7 +390,6 @@ void Scheduler::Remove(Sequence& sequence) {
     running_.erase(running);
   } else {
     waiting_.erase(std::find(waiting_.begin(), waiting_.end(), &sequence));
-    if (sequence.started) --preempted_waiting_;
   }
   sequences_.erase(SequenceId(sequence.id));
 }
@@ -443,14 +449,11 @@ void Scheduler::CheckInvariants() const {
       if (block != kNullBlock) ++references[block];
     }
   }
-  int32_t preempted = 0;
   for (const Sequence* sequence : waiting_) {
     PALIMPSEST_CHECK(sequence->id > last);
     last = sequence->id;
     PALIMPSEST_CHECK(sequence->blocks.empty() && sequence->chain == nullptr);
-    preempted += sequence->started;
   }
-  PALIMPSEST_CHECK(preempted == preempted_waiting_);
   PALIMPSEST_CHECK(static_cast<int32_t>(references.size()) == blocks_.live_blocks());
   for (const auto& [block, count] : references) {
     PALIMPSEST_CHECK(blocks_.references(block) == count && blocks_.usable(block));

@@ -15,6 +15,7 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
@@ -43,8 +44,10 @@ struct SchedulerConfig {
   // Tokens of one step; at least max_batch_sequences, so that every decode takes part in every
   // step.
   int32_t max_step_tokens = 512;
-  // Sequences that wait at most; preempted ones do not count.
+  // Sequences that may wait beside a full batch.
   int32_t queue_capacity = 256;
+
+  int32_t max_sequences() const { return max_batch_sequences + queue_capacity; }
 
   absl::Status Validate() const;
 };
@@ -62,8 +65,11 @@ class Scheduler {
   Scheduler(const SchedulerConfig& config, const TokenBytes* token_bytes,
             BlockKeyFunction key = ChainKey);
 
-  // Queues a sequence. InvalidArgument: the prompt is empty, has ids outside the vocabulary or can
-  // never fit; ResourceExhausted: the queue is full.
+  // InvalidArgument: the prompt is empty, has ids outside the vocabulary or can never fit.
+  // Thread-safe.
+  absl::Status CheckRequest(const SequenceRequest& request) const;
+
+  // Queues a sequence. As CheckRequest; ResourceExhausted: there are max_sequences() already.
   absl::StatusOr<SequenceId> Add(SequenceRequest request);
 
   // Ends a sequence with kCancelled. False if it is not there (any more).
@@ -115,7 +121,6 @@ class Scheduler {
     int32_t tokens;
   };
 
-  absl::Status CheckRequest(const SequenceRequest& request) const;
   int32_t PeakBlocks(int32_t tokens) const;
   int32_t SlabsToHold(int32_t blocks) const;
   void ExtendKeys(Sequence& sequence, int32_t blocks);
@@ -128,6 +133,7 @@ class Scheduler {
   void PublishFullBlocks(Sequence& sequence);
   void ReleaseBeforeWindow(Sequence& sequence);
   void AppendToken(Sequence& sequence, SampledToken token);
+  std::optional<int32_t> MatchStops(Sequence& sequence, TokenId token);
   bool FinishIfDone(Sequence& sequence, SequenceOutput& output);
   void Remove(Sequence& sequence);
   void CheckBoundary() const;
@@ -142,7 +148,6 @@ class Scheduler {
   // Both in order of arrival; every running sequence is older than every waiting one.
   std::vector<Sequence*> running_;
   std::deque<Sequence*> waiting_;
-  int32_t preempted_waiting_ = 0;
   bool in_flight_ = false;
   StepPlan plan_;
   std::vector<Planned> planned_;

@@ -122,11 +122,11 @@ class Simulation {
     request.params.ignore_eos = Chance(40);
     if (Chance(30)) request.params.stop = {"abcab", "cc", "bab"};
     if (Chance(20)) request.params.stop_token_ids = {11, 12};
-    const int fresh = scheduler_.waiting();
+    const int before = scheduler_.running() + scheduler_.waiting();
     const auto id = scheduler_.Add(request);
     if (!id.ok()) {
       ASSERT_EQ(id.status().code(), absl::StatusCode::kResourceExhausted) << id.status();
-      ASSERT_GE(fresh, config_.queue_capacity);
+      ASSERT_EQ(before, config_.max_sequences());
       return;
     }
     sequences_[*id] = {request, {}, {}};
@@ -287,16 +287,16 @@ class Simulation {
     }
     std::string text;
     for (TokenId token : output) text.append(std::string(token_bytes_.BytesOf(token)));
-    const size_t old = text.size() - token_bytes_.BytesOf(last).size();
-    size_t first = std::string::npos;
+    // The match that is complete first; of those that end together the longest.
+    std::pair<size_t, size_t> first(std::string::npos, 0);  // end, start
     for (const std::string& stop : request.params.stop) {
       for (size_t at = text.find(stop); at != std::string::npos; at = text.find(stop, at + 1)) {
-        if (at + stop.size() > old) first = std::min(first, at);
+        first = std::min(first, {at + stop.size(), at});
       }
     }
-    if (first != std::string::npos) {
+    if (first.first != std::string::npos) {
       expected.reason = FinishReason::kStopString;
-      expected.trim = static_cast<int32_t>(text.size() - first);
+      expected.trim = static_cast<int32_t>(text.size() - first.second);
       return true;
     }
     return static_cast<int32_t>(output.size()) >= most;

@@ -9,9 +9,9 @@
 
 #include "common/ids.h"
 #include "common/strong_int.h"
+#include "common/text/stop_matcher.h"
 #include "worker/core/prefix_cache.h"
 #include "worker/core/sampling.h"
-#include "worker/core/stop_matcher.h"
 
 namespace palimpsest {
 
@@ -46,7 +46,7 @@ struct SequenceOutput {
   SequenceUsage usage;
 };
 
-// The scheduler's state of a sequence. Not copyable, as the stop matcher and plans point into it.
+// The scheduler's state of a sequence. Not copyable, as plans point into it.
 struct Sequence {
   Sequence(SequenceId sequence_id, SequenceRequest request, int32_t longest)
       : id(sequence_id),
@@ -55,7 +55,7 @@ struct Sequence {
         output_begin(prompt_size - request.output_offset),
         longest_size(longest),
         sampling{std::move(request.params), {}, 0},
-        stops(&sampling.params.stop) {}
+        stops(sampling.params.stop) {}
   Sequence(const Sequence&) = delete;
   Sequence& operator=(const Sequence&) = delete;
 
@@ -68,6 +68,7 @@ struct Sequence {
   const int32_t longest_size;  // the sequence ends when it has so many tokens
   SamplingRequest sampling;
   StopMatcher stops;
+  int64_t output_bytes = 0;  // that `stops` has seen
   SequenceUsage usage;
   bool started = false;  // was admitted at least once
 

@@ -98,7 +98,8 @@ class MemoryClient {
   virtual std::vector<MemoryEvent> TakeEvents() = 0;
 
   // `wake` is called from a background thread whenever TakeEvents would return something new. It
-  // must not call back into the client.
+  // must not call back into the client. Null: nobody. When SetWakeup returns, the former one is not
+  // running and will not be called again.
   virtual void SetWakeup(std::function<void()> wake) = 0;
 
   // Whether every parameter slab is mapped or promised: a step may be submitted and will wait at

@@ -1,0 +1,95 @@
+// A broker's side of the memory client for tests, without a broker: the test says what comes and
+// goes, and sees what the engine answered. KV memory that is not mapped is garbage, and becomes
+// garbage again when it is given back.
+//
+// Thread-safe.
+#ifndef PALIMPSEST_WORKER_MEMORY_FAKE_MEMORY_CLIENT_H_
+#define PALIMPSEST_WORKER_MEMORY_FAKE_MEMORY_CLIENT_H_
+
+#include <cstddef>
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "common/bytes.h"
+#include "common/mutex.h"
+#include "worker/memory/memory_client.h"
+
+namespace palimpsest {
+
+class FakeMemoryClient : public MemoryClient, public ParameterGate {
+ public:
+  FakeMemoryClient(Bytes slab_bytes, int32_t region_slabs);
+
+  std::byte* kv() { return kv_.data(); }
+
+  // What the broker does.
+  void Connect(bool reattached = false);
+  void Lose();
+  // Maps up to `count` slabs at the lowest free places; returns how many.
+  int32_t GrantKv(int32_t count);
+  // As many as the engine has asked for.
+  int32_t GrantKvTarget();
+  RevokeId RevokeKv(int32_t slabs);
+  RevokeId RevokeParameters();
+  void RestoreParameters();
+  void RefuseActivation(const std::string& message, absl::Duration retry_after);
+  // Lets AwaitStage(stage) fail from now on; -1: none.
+  void FailStage(int stage);
+
+  // What the engine did.
+  std::map<RevokeId, std::vector<RegionIndex>> finished_revokes() const;
+  int32_t target() const;
+  int32_t needed() const;
+  std::vector<ActivationReason> activations() const;
+  WorkerLoad load() const;
+  bool detached() const;
+
+  // MemoryClient:
+  std::vector<MemoryEvent> TakeEvents() override;
+  void SetWakeup(std::function<void()> wake) override;
+  bool ParametersAvailable() const override;
+  MappedSlabs Mapped() const override;
+  void RequestActivation(ActivationReason reason) override;
+  void SetKvTarget(int32_t target_slabs, int32_t needed_slabs) override;
+  void FinishKvRevoke(RevokeId id, absl::Span<const RegionIndex> indexes) override;
+  void FinishParameterRevoke(RevokeId id) override;
+  void ReleaseKv(absl::Span<const RegionIndex> indexes) override;
+  void SendReport(const WorkerLoad& load) override;
+  ParameterGate& gate() override { return *this; }
+  void Detach() override;
+
+  // ParameterGate:
+  absl::Status AwaitStage(int stage) override;
+
+ private:
+  void Push(MemoryEvent event);
+  void Unmap(absl::Span<const RegionIndex> indexes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Garble(RegionIndex index) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  const Bytes slab_bytes_;
+  std::vector<std::byte> kv_;
+
+  Mutex wake_mutex_;  // held during the call
+  std::function<void()> wake_ ABSL_GUARDED_BY(wake_mutex_);
+
+  mutable Mutex mutex_;
+  std::vector<MemoryEvent> events_ ABSL_GUARDED_BY(mutex_);
+  std::vector<bool> mapped_ ABSL_GUARDED_BY(mutex_);
+  uint64_t next_revoke_ ABSL_GUARDED_BY(mutex_) = 1;
+  std::map<RevokeId, std::vector<RegionIndex>> finished_ ABSL_GUARDED_BY(mutex_);
+  bool parameters_ ABSL_GUARDED_BY(mutex_) = true;
+  bool gate_open_ ABSL_GUARDED_BY(mutex_) = true;
+  int failing_stage_ ABSL_GUARDED_BY(mutex_) = -1;
+  int32_t target_ ABSL_GUARDED_BY(mutex_) = 0;
+  int32_t needed_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::vector<ActivationReason> activations_ ABSL_GUARDED_BY(mutex_);
+  WorkerLoad load_ ABSL_GUARDED_BY(mutex_);
+  bool detached_ ABSL_GUARDED_BY(mutex_) = false;
+};
+
+}  // namespace palimpsest
+
+#endif  // PALIMPSEST_WORKER_MEMORY_FAKE_MEMORY_CLIENT_H_

@@ -1,0 +1,383 @@
+#include "worker/server/engine.h"
+
+#include <algorithm>
+#include <utility>
+#include <variant>
+
+#include "absl/strings/str_cat.h"
+#include "common/log.h"
+#include "worker/core/check.h"
+
+namespace palimpsest {
+namespace {
+
+// How long the thread sleeps at most: reports and the KV target depend on time.
+constexpr absl::Duration kLongestSleep = absl::Milliseconds(250);
+constexpr absl::Duration kFirstRetry = absl::Milliseconds(5);
+constexpr absl::Duration kLongestRetry = absl::Seconds(1);
+// For failures that a moment may cure but that come without a hint of their own.
+constexpr absl::Duration kDefaultRetryAfter = absl::Seconds(1);
+
+}  // namespace
+
+absl::Status EngineOptions::Validate() const {
+  if (absl::Status status = scheduler.Validate(); !status.ok()) return status;
+  if (absl::Status status = kv_target.Validate(); !status.ok()) return status;
+  if (stream_tokens < 1 || max_step_failures < 1 || stall_timeout <= absl::ZeroDuration()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "stream_tokens (", stream_tokens, "), max_step_failures (", max_step_failures,
+        ") and stall_timeout (", absl::FormatDuration(stall_timeout), ") must be above 0"));
+  }
+  return absl::OkStatus();
+}
+
+Engine::Engine(const EngineOptions& options, const EngineParts& parts)
+    : options_(options),
+      parts_(parts),
+      scheduler_(options.scheduler, parts.token_bytes),
+      kv_target_(options.kv_target),
+      last_progress_(parts.clock->Now()),
+      streams_alive_(std::make_shared<std::atomic<int32_t>>(0)) {
+  parts_.memory->SetWakeup([this] { Wake(); });
+}
+
+Engine::~Engine() {
+  Stop();
+  parts_.memory->SetWakeup(nullptr);
+}
+
+void Engine::Start() {
+  thread_ = std::thread([this] { Run(); });
+}
+
+void Engine::Stop() {
+  {
+    MutexLock lock(&mutex_);
+    stopping_ = true;
+    woken_ = true;
+    changed_.SignalAll();
+  }
+  if (thread_.joinable()) thread_.join();
+  TakeRequests();
+  FailAll(absl::UnavailableError("the worker is shutting down; ask another one"),
+          absl::ZeroDuration());
+  Deliver();
+}
+
+void Engine::Run() {
+  while (true) {
+    {
+      MutexLock lock(&mutex_);
+      if (stopping_) return;
+      woken_ = false;
+    }
+    if (RunOnce()) continue;
+    const absl::Duration until_retry = retry_step_at_ - parts_.clock->Now();
+    const absl::Duration sleep =
+        until_retry > absl::ZeroDuration() ? std::min(until_retry, kLongestSleep) : kLongestSleep;
+    MutexLock lock(&mutex_);
+    if (!woken_) changed_.WaitWithTimeout(&mutex_, sleep);
+  }
+}
+
+void Engine::Wake() {
+  MutexLock lock(&mutex_);
+  woken_ = true;
+  changed_.SignalAll();
+}
+
+absl::StatusOr<std::shared_ptr<GenerationStream>> Engine::Submit(SequenceRequest request,
+                                                                 std::function<void()> ready) {
+  if (absl::Status status = scheduler_.CheckRequest(request); !status.ok()) return status;
+  const int32_t most = options_.scheduler.max_sequences();
+  MutexLock lock(&mutex_);
+  if (stopping_ || draining_) {
+    return absl::UnavailableError("the worker is draining; ask another one");
+  }
+  if (unfinished_ >= most) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("the queue is full: ", unfinished_, " requests run or wait; try again later"));
+  }
+  if (streams_alive_->load(std::memory_order_relaxed) >= 2 * most) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "the outputs of ", most, " finished requests wait for their clients to read them"));
+  }
+  auto stream = std::make_shared<GenerationStream>(next_ticket_++, options_.stream_tokens,
+                                                   std::move(ready), streams_alive_);
+  ++unfinished_;
+  inbox_.push_back({stream, std::move(request), parts_.clock->Now()});
+  woken_ = true;
+  changed_.SignalAll();
+  return stream;
+}
+
+void Engine::Cancel(const GenerationStream& stream) {
+  MutexLock lock(&mutex_);
+  if (stopping_) return;
+  cancelled_.push_back(stream.ticket());
+  woken_ = true;
+  changed_.SignalAll();
+}
+
+void Engine::StartDrain() {
+  MutexLock lock(&mutex_);
+  draining_ = true;
+  stats_.draining = true;
+}
+
+int32_t Engine::AwaitDrained(absl::Time deadline) {
+  MutexLock lock(&mutex_);
+  while (unfinished_ > 0) {
+    if (changed_.WaitWithTimeout(&mutex_, deadline - parts_.clock->Now())) break;
+  }
+  return unfinished_;
+}
+
+EngineStats Engine::Stats() const {
+  MutexLock lock(&mutex_);
+  return stats_;
+}
+
+bool Engine::RunOnce() {
+  bool busy = HandleMemoryEvents();
+  busy |= TakeRequests();
+  FailStalled();
+  Deliver();
+  StateNeeds();
+  busy |= Step();
+  Deliver();
+  PublishStats();
+  return busy;
+}
+
+// Requests and cancellations that arrived; in this order, so that a request can be cancelled.
+bool Engine::TakeRequests() {
+  std::vector<Submission> submissions;
+  std::vector<uint64_t> cancelled;
+  {
+    MutexLock lock(&mutex_);
+    submissions.swap(inbox_);
+    cancelled.swap(cancelled_);
+  }
+  const bool busy = !submissions.empty() || !cancelled.empty();
+  if (scheduler_.idle()) last_progress_ = parts_.clock->Now();
+  for (Submission& submission : submissions) AddSequence(std::move(submission));
+  for (uint64_t ticket : cancelled) {
+    const auto found = sequence_of_ticket_.find(ticket);
+    if (found != sequence_of_ticket_.end()) scheduler_.Cancel(found->second);
+  }
+  return busy;
+}
+
+void Engine::AddSequence(Submission submission) {
+  Active active{std::move(submission.stream), submission.arrival};
+  const auto id = scheduler_.Add(std::move(submission.request));
+  if (!id.ok()) {
+    End(active, {.status = id.status(), .retry_after = kDefaultRetryAfter});
+    return;
+  }
+  sequence_of_ticket_.emplace(active.stream->ticket(), *id);
+  active_.emplace(*id, std::move(active));
+}
+
+bool Engine::HandleMemoryEvents() {
+  const std::vector<MemoryEvent> events = parts_.memory->TakeEvents();
+  for (const MemoryEvent& event : events) {
+    std::visit([this](const auto& e) { Handle(e); }, event);
+  }
+  return !events.empty();
+}
+
+void Engine::Handle(const KvMapped& event) { scheduler_.OnSlabsMapped(event.indexes); }
+
+void Engine::Handle(const KvRevoked& event) {
+  const Scheduler::Give give = scheduler_.GiveSlabs(event.slabs);
+  parts_.copier->Copy(give.moves);
+  parts_.memory->FinishKvRevoke(event.id, give.slabs);
+  Log(LogLevel::kInfo, "KV slabs given back",
+      {{"revoke", event.id},
+       {"asked", event.slabs},
+       {"slabs", give.slabs.size()},
+       {"moved_blocks", give.moves.size()},
+       {"preempted", give.preempted}});
+}
+
+void Engine::Handle(const ParametersRevoked& event) {
+  parts_.memory->FinishParameterRevoke(event.id);
+  Log(LogLevel::kInfo, "parameter slabs given back",
+      {{"revoke", event.id}, {"slabs", event.indexes.size()}});
+}
+
+void Engine::Handle(const ParametersComing&) { retry_step_at_ = absl::InfinitePast(); }
+
+void Engine::Handle(const ActivationRefused& event) {
+  Log(LogLevel::kWarning, "activation refused",
+      {{"reason", event.message}, {"retry_after", event.retry_after}});
+  FailAll(
+      absl::UnavailableError(absl::StrCat("no memory for the model's parameters: ", event.message)),
+      event.retry_after);
+}
+
+void Engine::Handle(const KvPressureSeen& event) {
+  Log(LogLevel::kDebug, "no more KV slabs now", {{"target", event.target_slabs}});
+}
+
+void Engine::Handle(const BrokerConnected& event) {
+  connected_ = true;
+  Log(LogLevel::kInfo, "attached to the broker", {{"reattached", event.reattached}});
+  parts_.memory->SetKvTarget(stated_target_.target_slabs, stated_target_.needed_slabs);
+  parts_.memory->RequestActivation(ActivationReason::kEager);
+}
+
+void Engine::Handle(const BrokerLost& event) {
+  connected_ = false;
+  Log(LogLevel::kWarning, "broker lost; running on with the memory that is here",
+      {{"reason", event.reason}});
+}
+
+bool Engine::Step() {
+  if (scheduler_.idle()) return false;
+  if (!parts_.memory->ParametersAvailable()) {
+    parts_.memory->RequestActivation(ActivationReason::kRequest);
+    return false;
+  }
+  const Clock& clock = *parts_.clock;
+  const absl::Time begin = clock.Now();
+  if (begin < retry_step_at_) return false;
+  const StepPlan& plan = scheduler_.Schedule();
+  if (plan.chunks.empty()) return false;
+  const absl::Time scheduled = clock.Now();
+  absl::StatusOr<StepResult> result = [&]() -> absl::StatusOr<StepResult> {
+    if (absl::Status status = parts_.runner->Submit(plan); !status.ok()) return status;
+    return parts_.runner->Wait();
+  }();
+  if (!result.ok()) {
+    scheduler_.Abandon();
+    OnStepFailure(result.status());
+    return true;
+  }
+  const absl::Time executed = clock.Now();
+  scheduler_.Commit(*std::move(result));
+  step_failures_ = 0;
+  last_progress_ = clock.Now();
+  parts_.metrics->OnStep(plan, scheduled - begin, executed - scheduled, last_progress_ - executed);
+  return true;
+}
+
+void Engine::OnStepFailure(const absl::Status& status) {
+  ++step_failures_;
+  Log(LogLevel::kWarning, "step abandoned",
+      {{"status", status}, {"failures_in_a_row", step_failures_}});
+  if (step_failures_ >= options_.max_step_failures) {
+    step_failures_ = 0;
+    FailAll(absl::UnavailableError(absl::StrCat("the model could not run: ", status.message())),
+            kDefaultRetryAfter);
+    return;
+  }
+  const int doublings = std::min(step_failures_ - 1, 16);
+  retry_step_at_ =
+      parts_.clock->Now() + std::min(kLongestRetry, kFirstRetry * (int64_t{1} << doublings));
+}
+
+void Engine::FailStalled() {
+  const absl::Time now = parts_.clock->Now();
+  if (scheduler_.idle() || now - last_progress_ < options_.stall_timeout) return;
+  const bool parameters = parts_.memory->ParametersAvailable();
+  FailAll(absl::UnavailableError(absl::StrCat(
+              "no step could run for ", absl::FormatDuration(now - last_progress_), ": ",
+              parameters ? "there are not enough KV slabs for the oldest request"
+                         : "the model's parameters are not in memory",
+              connected_ ? "" : ", and the broker is not connected")),
+          kDefaultRetryAfter);
+}
+
+void Engine::FailAll(const absl::Status& status, absl::Duration retry_after) {
+  Deliver();
+  for (SequenceId id : scheduler_.DropAll()) {
+    const auto found = active_.find(id);
+    PALIMPSEST_CHECK(found != active_.end());
+    End(found->second, {.status = status, .retry_after = retry_after});
+    active_.erase(found);
+  }
+}
+
+// Hands the scheduler's outputs to their streams, and tells the readers afterwards.
+void Engine::Deliver() {
+  std::vector<SequenceOutput> outputs = scheduler_.TakeOutputs();
+  while (!outputs.empty()) {
+    for (SequenceOutput& output : outputs) DeliverOne(output);
+    outputs = scheduler_.TakeOutputs();  // of readers that were too slow
+  }
+  for (const auto& stream : std::exchange(to_notify_, {})) stream->Notify();
+}
+
+void Engine::DeliverOne(SequenceOutput& output) {
+  const auto found = active_.find(output.id);
+  PALIMPSEST_CHECK(found != active_.end());
+  Active& active = found->second;
+  if (output.token.has_value()) {
+    const absl::Time now = parts_.clock->Now();
+    if (active.started) {
+      parts_.metrics->OnNextToken(now - active.last_event);
+    } else {
+      parts_.metrics->OnFirstToken(now - active.last_event);
+    }
+    active.started = true;
+    active.last_event = now;
+    if (!active.stream->Push(*std::move(output.token))) {
+      End(active, {.status = absl::ResourceExhaustedError(absl::StrCat(
+                       "the client is more than ", options_.stream_tokens, " tokens behind"))});
+      if (!output.finish.has_value()) scheduler_.Cancel(output.id);
+    } else if (!output.finish.has_value()) {
+      to_notify_.push_back(active.stream);
+    }
+  }
+  if (!output.finish.has_value()) return;
+  if (active.stream != nullptr) {
+    parts_.metrics->OnFinish(*output.finish);
+    End(active, {.reason = *output.finish,
+                 .stop_trim_bytes = output.stop_trim_bytes,
+                 .usage = output.usage});
+  }
+  active_.erase(found);
+}
+
+// Ends a request once; its readers are told by Deliver.
+void Engine::End(Active& active, GenerationStream::End end) {
+  if (!end.status.ok()) parts_.metrics->OnFailure(end.status);
+  sequence_of_ticket_.erase(active.stream->ticket());
+  active.stream->Finish(std::move(end));
+  to_notify_.push_back(std::exchange(active.stream, nullptr));
+  MutexLock lock(&mutex_);
+  --unfinished_;
+  changed_.SignalAll();
+}
+
+void Engine::StateNeeds() {
+  const KvTargetPolicy::Target target = kv_target_.Update(scheduler_.Demand(), parts_.clock->Now());
+  if (target != stated_target_) {
+    stated_target_ = target;
+    parts_.memory->SetKvTarget(target.target_slabs, target.needed_slabs);
+  }
+  const SlabCounts slabs = scheduler_.blocks().CountSlabs();
+  parts_.memory->SendReport({.active = !scheduler_.idle(),
+                             .running_sequences = scheduler_.running(),
+                             .waiting_sequences = scheduler_.waiting(),
+                             .kv_slabs_used = slabs.used,
+                             .kv_slabs_cached = slabs.cached,
+                             .kv_slabs_free = slabs.free});
+}
+
+void Engine::PublishStats() {
+  parts_.metrics->Update(scheduler_, parts_.memory->Mapped());
+  MutexLock lock(&mutex_);
+  stats_.running = scheduler_.running();
+  stats_.waiting = scheduler_.waiting();
+  stats_.blocks_used = scheduler_.blocks().live_blocks();
+  stats_.blocks_cached = scheduler_.blocks().cached_blocks();
+  stats_.blocks_free = scheduler_.blocks().free_blocks();
+  stats_.counters = scheduler_.counters();
+  stats_.broker_connected = connected_;
+}
+
+}  // namespace palimpsest

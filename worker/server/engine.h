@@ -1,0 +1,178 @@
+// The heart of a worker: turns requests into tokens, one step after the other, on memory that the
+// broker gives and takes.
+//
+// A turn of the engine handles what the memory client reports (slabs that came, revokes, which are
+// answered at once because no step is in flight), takes new requests and cancellations, states the
+// KV target, runs one step and hands its tokens to the requests' streams. While the parameters are
+// missing it asks for their activation and the sequences wait; a step that fails at the gate is
+// abandoned and tried again. No request waits without limit: if no step succeeds for
+// `stall_timeout`, or the broker refuses the activation, all fail with UNAVAILABLE.
+//
+// Threads: the engine owns one thread (Start .. Stop) that runs the turns; tests call RunOnce
+// instead. Submit, Cancel, StartDrain, AwaitDrained and Stats may be called from any thread and
+// never wait for a step; AwaitDrained blocks.
+#ifndef PALIMPSEST_WORKER_SERVER_ENGINE_H_
+#define PALIMPSEST_WORKER_SERVER_ENGINE_H_
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "common/clock.h"
+#include "common/mutex.h"
+#include "worker/core/block_copier.h"
+#include "worker/core/kv_target.h"
+#include "worker/core/model_runner.h"
+#include "worker/core/scheduler.h"
+#include "worker/core/token_bytes.h"
+#include "worker/memory/memory_client.h"
+#include "worker/server/engine_metrics.h"
+#include "worker/server/generation_stream.h"
+
+namespace palimpsest {
+
+struct EngineOptions {
+  SchedulerConfig scheduler;
+  KvTargetPolicy::Config kv_target;
+  // Tokens that a request's reader may be behind.
+  int32_t stream_tokens = 4096;
+  // How long requests wait without any step succeeding before they fail.
+  absl::Duration stall_timeout = absl::Seconds(60);
+  // Steps that may fail in a row before all requests fail.
+  int32_t max_step_failures = 20;
+
+  absl::Status Validate() const;
+};
+
+// What the engine works with; all must outlive it.
+struct EngineParts {
+  MemoryClient* memory = nullptr;
+  ModelRunner* runner = nullptr;
+  BlockCopier* copier = nullptr;
+  const TokenBytes* token_bytes = nullptr;
+  EngineMetrics* metrics = nullptr;
+  const Clock* clock = nullptr;
+};
+
+struct EngineStats {
+  int32_t running = 0;
+  int32_t waiting = 0;
+  int32_t blocks_used = 0;
+  int32_t blocks_cached = 0;
+  int32_t blocks_free = 0;
+  SchedulerCounters counters;
+  bool broker_connected = false;
+  bool draining = false;
+};
+
+class Engine {
+ public:
+  // Requires valid options.
+  Engine(const EngineOptions& options, const EngineParts& parts);
+  // Stops.
+  ~Engine();
+
+  void Start();
+  // Ends every request with UNAVAILABLE and the thread; idempotent. Submit fails from now on.
+  void Stop();
+
+  // Queues a request. `ready` is called by the engine thread when the stream has something to take;
+  // it must not block. InvalidArgument, ResourceExhausted: as Scheduler::Add; Unavailable: draining
+  // or stopped. Every stream that is returned gets an end.
+  absl::StatusOr<std::shared_ptr<GenerationStream>> Submit(SequenceRequest request,
+                                                           std::function<void()> ready);
+  // The reader has lost interest; the stream ends with kCancelled unless it has ended already.
+  void Cancel(const GenerationStream& stream);
+
+  // Submit fails from now on.
+  void StartDrain();
+  // Waits for the last request to end; returns how many are left at `deadline`.
+  int32_t AwaitDrained(absl::Time deadline);
+
+  EngineStats Stats() const;
+  const SchedulerConfig& scheduler_config() const { return options_.scheduler; }
+  int32_t longest_sequence() const { return scheduler_.longest_sequence(); }
+
+  // One turn; false if there was nothing to do, so that the thread may wait for news. For the
+  // engine's thread, or for tests that did not call Start.
+  bool RunOnce();
+
+ private:
+  struct Submission {
+    std::shared_ptr<GenerationStream> stream;
+    SequenceRequest request;
+    absl::Time arrival;
+  };
+
+  struct Active {
+    std::shared_ptr<GenerationStream> stream;
+    absl::Time last_event;  // arrival, then the last token
+    bool started = false;   // had a token
+  };
+
+  void Run();
+  void Wake();
+
+  bool TakeRequests();
+  void AddSequence(Submission submission);
+  bool HandleMemoryEvents();
+  void Handle(const KvMapped& event);
+  void Handle(const KvRevoked& event);
+  void Handle(const ParametersRevoked& event);
+  void Handle(const ParametersComing& event);
+  void Handle(const ActivationRefused& event);
+  void Handle(const KvPressureSeen& event);
+  void Handle(const BrokerConnected& event);
+  void Handle(const BrokerLost& event);
+
+  bool Step();
+  void OnStepFailure(const absl::Status& status);
+  void FailStalled();
+  void FailAll(const absl::Status& status, absl::Duration retry_after);
+  void Deliver();
+  void DeliverOne(SequenceOutput& output);
+  void End(Active& active, GenerationStream::End end);
+  void StateNeeds();
+  void PublishStats();
+
+  const EngineOptions options_;
+  const EngineParts parts_;
+
+  // Of the engine thread. (The scheduler's config is read by others.)
+  Scheduler scheduler_;
+  KvTargetPolicy kv_target_;
+  KvTargetPolicy::Target stated_target_;
+  absl::flat_hash_map<SequenceId, Active> active_;
+  absl::flat_hash_map<uint64_t, SequenceId> sequence_of_ticket_;
+  std::vector<std::shared_ptr<GenerationStream>> to_notify_;
+  absl::Time last_progress_;
+  absl::Time retry_step_at_ = absl::InfinitePast();
+  int32_t step_failures_ = 0;
+  bool connected_ = false;
+
+  const std::shared_ptr<std::atomic<int32_t>> streams_alive_;
+  std::thread thread_;
+
+  mutable Mutex mutex_;
+  CondVar changed_;
+  bool woken_ ABSL_GUARDED_BY(mutex_) = false;
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  bool draining_ ABSL_GUARDED_BY(mutex_) = false;
+  uint64_t next_ticket_ ABSL_GUARDED_BY(mutex_) = 1;
+  int32_t unfinished_ ABSL_GUARDED_BY(mutex_) = 0;  // requests without an end
+  std::vector<Submission> inbox_ ABSL_GUARDED_BY(mutex_);
+  std::vector<uint64_t> cancelled_ ABSL_GUARDED_BY(mutex_);
+  EngineStats stats_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace palimpsest
+
+#endif  // PALIMPSEST_WORKER_SERVER_ENGINE_H_
