@@ -111,9 +111,7 @@ absl::Status Broker::Start() {
       },
       [this](absl::Span<const SlabId> slabs) { SlabsClean(slabs); });
   for (const std::shared_ptr<const ProcessHandle>& process : processes) {
-    const absl::Status status =
-        watcher_->Watch(process, [this, identity = process->identity()] { ProcessGone(identity); });
-    if (!status.ok()) return status;
+    if (absl::Status status = WatchOnce(process); !status.ok()) return status;
   }
   timer_ = std::thread([this] { TimerLoop(); });
   Drain();
@@ -156,8 +154,22 @@ void Broker::TimerLoop() {
   }
 }
 
+absl::Status Broker::WatchOnce(const std::shared_ptr<const ProcessHandle>& process) {
+  const ProcessIdentity identity = process->identity();
+  {
+    MutexLock lock(&mu_);
+    if (!watched_.emplace(identity.pid, identity.start_ticks).second) return absl::OkStatus();
+  }
+  absl::Status status = watcher_->Watch(process, [this, identity] { ProcessGone(identity); });
+  if (status.ok()) return status;
+  MutexLock lock(&mu_);
+  watched_.erase({identity.pid, identity.start_ticks});
+  return status;
+}
+
 void Broker::ProcessGone(const ProcessIdentity& process) {
   Decide([&](absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    watched_.erase({process.pid, process.start_ticks});
     std::vector<SessionId> ended;
     for (const auto& [id, session] : sessions_) {
       if (session->process != nullptr && session->process->identity() == process) {
@@ -187,9 +199,9 @@ absl::Status Broker::CheckVacant(const DescriptorPeer& peer) {
 absl::StatusOr<std::shared_ptr<Broker::Session>> Broker::Attach(
     const DescriptorPeer& peer, std::shared_ptr<const SealedImage> image,
     std::shared_ptr<SessionStream> stream) {
+  absl::Status status = CheckVacant(peer);
   // Watched first, so that no session can exist whose end nobody notices.
-  absl::Status status = watcher_->Watch(
-      peer.process, [this, identity = peer.process->identity()] { ProcessGone(identity); });
+  if (status.ok()) status = WatchOnce(peer.process);
   if (!status.ok()) return status;
   auto session = std::make_shared<Session>();
   session->tenant = peer.tenant;
@@ -198,7 +210,6 @@ absl::StatusOr<std::shared_ptr<Broker::Session>> Broker::Attach(
   session->fingerprint = image->fingerprint;
   session->image = image;
   session->stream = std::move(stream);
-  if (status = CheckVacant(peer); !status.ok()) return status;
   Decide([&](absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     const absl::StatusOr<SessionId> id = arbiter_.OnAttach(peer.tenant, image->stages, now);
     status = id.status();

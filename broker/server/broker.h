@@ -22,8 +22,10 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <thread>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -162,6 +164,8 @@ class Broker : public DescriptorDelegate {
 
   absl::Status AdoptJournal();
   void TimerLoop();
+  // Makes ProcessGone come when the process ends. Once for each process, however often it attaches.
+  absl::Status WatchOnce(const std::shared_ptr<const ProcessHandle>& process);
   void ProcessGone(const ProcessIdentity& process);
   void Apply(SessionId session, const WorkerEvent& event, absl::Time now)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -212,6 +216,8 @@ class Broker : public DescriptorDelegate {
   absl::flat_hash_map<SessionId, std::shared_ptr<Session>> sessions_ ABSL_GUARDED_BY(mu_);
   // Slabs of earlier generations whose descriptors have not come back.
   std::map<SlabId, journal::SlabGranted> lost_ ABSL_GUARDED_BY(mu_);
+  // Pid and start of the processes that are being watched.
+  std::set<std::pair<pid_t, uint64_t>> watched_ ABSL_GUARDED_BY(mu_);
   std::vector<Work> queue_ ABSL_GUARDED_BY(mu_);
   bool draining_ ABSL_GUARDED_BY(mu_) = false;
   // What the timer waits for.

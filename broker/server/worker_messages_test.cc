@@ -74,22 +74,31 @@ TEST(ParseWorkerMessage, RefusesUnknownReasonsCountsAndKinds) {
   Refusal(message);
 }
 
-TEST(ParseWorkerMessage, RandomBytesNeverNameASlabOutsideThePool) {
+TEST(ParseWorkerMessage, MutatedBytesNeverNameASlabOutsideThePool) {
+  v1::WorkerMessage done;
+  done.mutable_revoke_done()->set_revoke_id(1);
+  for (const uint32_t id : {1, 5, 7}) done.mutable_revoke_done()->add_slab_ids(id);
+  v1::WorkerMessage target;
+  target.mutable_set_kv_target()->set_target_slabs(5);
+  target.mutable_set_kv_target()->set_needed_slabs(2);
+  const std::string originals[] = {done.SerializeAsString(), target.SerializeAsString()};
   std::mt19937 random(1);
   int parsed = 0;
-  for (int round = 0; round < 100000; ++round) {
-    std::string bytes(random() % 12, '\0');
-    for (char& c : bytes) c = static_cast<char>(random() % 3 == 0 ? random() : random() % 40);
+  for (int round = 0; round < 20000; ++round) {
+    std::string bytes = originals[round % 2];
+    for (int flips = 1 + random() % 3; flips > 0; --flips) {
+      bytes[random() % bytes.size()] = static_cast<char>(random());
+    }
     v1::WorkerMessage message;
     if (!message.ParseFromString(bytes)) continue;
     const auto event = ParseWorkerMessage(message, kPool);
     if (!event.ok()) continue;
     ++parsed;
-    if (const auto* done = std::get_if<RevokeDoneEvent>(&*event)) {
-      for (const SlabId slab : done->slabs) ASSERT_LT(slab.value(), kPool);
-    } else if (const auto* target = std::get_if<KvTargetEvent>(&*event)) {
-      ASSERT_LE(target->needed_slabs, target->target_slabs);
-      ASSERT_LE(target->target_slabs, kPool);
+    if (const auto* named = std::get_if<RevokeDoneEvent>(&*event)) {
+      for (const SlabId slab : named->slabs) ASSERT_LT(slab.value(), kPool);
+    } else if (const auto* wanted = std::get_if<KvTargetEvent>(&*event)) {
+      ASSERT_LE(wanted->needed_slabs, wanted->target_slabs);
+      ASSERT_LE(wanted->target_slabs, kPool);
     }
   }
   EXPECT_GT(parsed, 100);

@@ -66,8 +66,7 @@ class TestNode {
                      const std::string& tenant = "") const {
     std::string yaml =
         absl::StrCat("node: test\nstate_dir: ", folder_, "/state\ncontrol_socket: ", control(),
-                     "\ndescriptor_socket: ", descriptors(),
-                     "\nmetrics_listen: 127.0.0.1:0\npacker: worker/model/packer\n",
+                     "\ndescriptor_socket: ", descriptors(), "\npacker: worker/model/packer\n",
                      "pool:\n  bytes: ", 2 * pool_slabs, " MiB\n");
     if (!policy.empty()) absl::StrAppend(&yaml, "policy:\n", policy);
     absl::StrAppend(&yaml, "tenants:\n");
