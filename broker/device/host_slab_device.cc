@@ -10,10 +10,9 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
-#include "absl/strings/strip.h"
 #include "common/file.h"
 #include "common/mapping.h"
+#include "common/memory_file.h"
 
 // Of the kernel's headers, which do not go together with the C library's.
 #ifndef MADV_COLLAPSE
@@ -27,7 +26,6 @@ namespace palimpsest {
 namespace {
 
 constexpr Bytes kHugePage = MiB(2);
-constexpr int kSeals = F_SEAL_GROW | F_SEAL_SEAL;
 
 // Pages of the hugetlb pool, in use or not: a restarted broker's slabs are still in use.
 int64_t HugetlbPages() {
@@ -45,27 +43,6 @@ void Collapse(std::byte* data, Bytes size) {
     *reinterpret_cast<volatile std::byte*>(huge_page) = std::byte{0};
     (void)::madvise(huge_page, static_cast<size_t>(kHugePage.count()), MADV_COLLAPSE);
   }
-}
-
-absl::Status CheckReturned(int memory, Bytes slab_bytes) {
-  struct stat file;
-  if (::fstat(memory, &file) != 0) return ErrnoStatus("fstat of a returned slab");
-  const int seals = ::fcntl(memory, F_GET_SEALS);
-  if (!S_ISREG(file.st_mode) || seals < 0) {
-    return absl::InvalidArgumentError("the returned slab is not a memfd");
-  }
-  if (seals != kSeals) {
-    return absl::InvalidArgumentError(
-        absl::StrFormat("the returned slab has seals 0x%x, expected 0x%x", seals, kSeals));
-  }
-  if (file.st_size != slab_bytes.count()) {
-    return absl::InvalidArgumentError(absl::StrCat("the returned slab has ", file.st_size,
-                                                   " bytes, expected ", slab_bytes.count()));
-  }
-  if ((::fcntl(memory, F_GETFL) & O_ACCMODE) != O_RDWR) {
-    return absl::InvalidArgumentError("the returned slab is not open for reading and writing");
-  }
-  return absl::OkStatus();
 }
 
 }  // namespace
@@ -115,7 +92,7 @@ absl::StatusOr<UniqueFd> HostSlabDevice::NewMemoryOf(Pages pages) {
   absl::Status status = range->Map(Bytes(0), options_.slab_bytes, memory.get(),
                                    MapAccess::kReadWrite, MapPopulate::kYes);
   if (!status.ok()) return status;
-  if (::fcntl(memory.get(), F_ADD_SEALS, kSeals) != 0) return ErrnoStatus("cannot seal a slab");
+  if (::fcntl(memory.get(), F_ADD_SEALS, kSlabSeals) != 0) return ErrnoStatus("cannot seal a slab");
   MutexLock lock(&mu_);
   ++created_[static_cast<size_t>(pages)];
   return memory;
@@ -157,7 +134,7 @@ absl::Status HostSlabDevice::Adopt(SlabId slab, UniqueFd memory) {
   if (Descriptor(slab) != nullptr) {
     return absl::AlreadyExistsError(absl::StrCat("slab ", slab.ToString(), " has memory"));
   }
-  if (absl::Status status = CheckReturned(memory.get(), options_.slab_bytes); !status.ok()) {
+  if (absl::Status status = CheckSlabFile(memory.get(), options_.slab_bytes); !status.ok()) {
     return status;
   }
   Install(slab, std::move(memory));

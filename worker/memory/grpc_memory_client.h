@@ -1,0 +1,240 @@
+// The memory client of a real worker: a session with the broker over gRPC and the descriptor
+// socket.
+//
+// Ownership: owns both regions and every slab descriptor in them, the image mapping and the
+// connection.
+//
+// Threads of its own:
+//   link      connects, attaches, reads the session stream, and starts again with exponential
+//   back-off
+//             and jitter when it broke;
+//   writer    sends what the others queue: answers in order, of targets and reports the latest;
+//   mapper    fetches descriptors, maps and unmaps, in the order in which grants and answers came;
+//   restorer  copies parameters from the image, stage after stage, and opens the gate behind
+//   itself;
+//             its own helpers copy in parallel.
+// The engine only takes the lock for a moment. Slabs are unmapped by the mapper, after the engine
+// said that nothing uses them; only then is the broker told.
+//
+// When the broker is lost, everything stays mapped and usable. Open revokes are void (their stages
+// open again) and grants that were not fetched are gone. The next broker process gets the
+// descriptors of all held slabs and of the image before Attach; then the KV target, a pending
+// activation and the last load are stated again.
+//
+// What cannot be repaired is fatal (Options.on_fatal, once): the broker refuses the session, offers
+// another image, or the image's bytes do not match their checksums. The gate fails from then on,
+// and the process should exit, which gives its memory back.
+#ifndef PALIMPSEST_WORKER_MEMORY_GRPC_MEMORY_CLIENT_H_
+#define PALIMPSEST_WORKER_MEMORY_GRPC_MEMORY_CLIENT_H_
+
+#include <deque>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <random>
+#include <string>
+#include <thread>
+#include <variant>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+#include "common/metrics.h"
+#include "common/mutex.h"
+#include "worker/memory/broker_connection.h"
+#include "worker/memory/image_restorer.h"
+#include "worker/memory/memory_client.h"
+#include "worker/memory/parameter_gate.h"
+#include "worker/memory/parameter_slabs.h"
+#include "worker/memory/regions.h"
+
+namespace palimpsest {
+
+class GrpcMemoryClient : public MemoryClient {
+ public:
+  struct Options {
+    BrokerConnection::Options connection;
+    // Whether the image is the one that this worker's model needs; called once, before anything of
+    // it is believed (worker/model/manifest.h).
+    std::function<absl::Status(const v1::ImageManifest&)> check_manifest;
+    // Threads that copy parameters, and whether what they copied is hashed and compared.
+    int restore_threads = 2;
+    bool verify_parameters = true;
+    // How long Connect tries while there is no broker.
+    absl::Duration connect_timeout = absl::Seconds(60);
+    absl::Duration min_backoff = absl::Milliseconds(50);
+    absl::Duration max_backoff = absl::Seconds(2);
+    // Longest wait at the gate.
+    absl::Duration gate_patience = absl::Seconds(60);
+    // How long Detach waits for the broker to end the session.
+    absl::Duration detach_timeout = absl::Seconds(5);
+    // Called from a background thread; must not call back.
+    std::function<void(const absl::Status&)> on_fatal;
+    // May be null; otherwise of a worker process, and outlives the client.
+    Metrics* metrics = nullptr;
+  };
+
+  // Attaches and maps the image; blocks until then, which takes minutes when the broker has to pack
+  // the image first. An error is final: no broker within connect_timeout (Unavailable), or a
+  // refusal.
+  static absl::StatusOr<std::unique_ptr<GrpcMemoryClient>> Connect(Options options);
+
+  // As Detach, if that was not called, but the broker is not told: it sees the process's end.
+  ~GrpcMemoryClient() override;
+
+  // Of the first Attached.
+  const v1::ImageManifest& manifest() const { return manifest_; }
+  Bytes slab_bytes() const { return slab_bytes_; }
+  int32_t pool_slabs() const { return static_cast<int32_t>(kv_->places()); }
+  int32_t quota_slabs() const { return quota_slabs_; }
+  // For ModelMemory: fixed addresses.
+  const std::byte* parameters() const { return parameters_->base(); }
+  std::byte* kv() const { return kv_->base(); }
+
+  std::vector<MemoryEvent> TakeEvents() override;
+  void SetWakeup(std::function<void()> wake) override;
+  bool ParametersAvailable() const override;
+  MappedSlabs Mapped() const override;
+  void RequestActivation(ActivationReason reason) override;
+  void SetKvTarget(int32_t target_slabs, int32_t needed_slabs) override;
+  void FinishKvRevoke(RevokeId id, absl::Span<const RegionIndex> indexes) override;
+  void FinishParameterRevoke(RevokeId id) override;
+  void ReleaseKv(absl::Span<const RegionIndex> indexes) override;
+  void SendReport(const WorkerLoad& load) override;
+  ParameterGate& gate() override { return *gate_; }
+  void Detach() override;
+
+ private:
+  struct MapGrant {
+    uint64_t session_epoch = 0;
+    v1::Grant grant;
+    absl::Time arrival;
+  };
+  // `revoke` unset: ReleaseKv.
+  struct GiveKv {
+    std::optional<RevokeId> revoke;
+    std::vector<RegionIndex> indexes;
+  };
+  struct GiveParameters {
+    RevokeId revoke;
+    std::vector<RegionIndex> indexes;
+  };
+  using MapTask = std::variant<MapGrant, GiveKv, GiveParameters>;
+
+  struct RestoreTask {
+    uint64_t session_epoch = 0;
+    std::optional<GrantId> grant;  // to be answered when done
+    std::vector<RegionIndex> indexes;
+    absl::Duration map_time;
+  };
+
+  struct PendingRevoke {
+    std::vector<RegionIndex> indexes;  // of parameters
+  };
+
+  struct Instruments {
+    prometheus::Histogram* map_parameter = nullptr;
+    prometheus::Histogram* map_kv = nullptr;
+    prometheus::Histogram* restore = nullptr;
+    prometheus::Histogram* gate_wait = nullptr;
+    prometheus::Counter* restored_bytes = nullptr;
+    prometheus::Counter* checksum_failures = nullptr;
+    prometheus::Counter* reconnects = nullptr;
+    prometheus::Gauge* connected = nullptr;
+  };
+
+  explicit GrpcMemoryClient(Options options);
+
+  // grpc_memory_client.cc: the first attach, and the engine's calls.
+  absl::Status Start(std::shared_ptr<BrokerConnection> connection, const v1::Attached& attached);
+  void Push(MemoryEvent event) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void Wake();
+  void Stop();
+
+  // memory_client_link.cc: the link and the writer.
+  void LinkLoop();
+  absl::Status ReadSession();
+  bool AwaitBackoff(absl::Duration backoff);
+  absl::Status Reconnect();
+  HeldMemory BeginSession(std::shared_ptr<BrokerConnection> connection);
+  void EndSession(const absl::Status& reason);
+  void SessionAttached(const v1::Attached& attached, bool reattached)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::Status CheckSameMemory(const v1::Attached& attached) const;
+  absl::Status Handle(v1::BrokerMessage message);
+  absl::Status HandleGrant(v1::Grant grant);
+  absl::Status HandleRevoke(const v1::Revoke& revoke);
+  void WriterLoop();
+  std::optional<v1::WorkerMessage> NextMessage(absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void Send(v1::WorkerMessage message) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void SendActivation() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void Fatal(const absl::Status& status);
+  void DropConnection(const absl::Status& reason);
+
+  // memory_client_mapping.cc: the mapper and the restorer.
+  void MapperLoop();
+  void RestorerLoop();
+  void Perform(MapGrant& task);
+  void Perform(GiveKv& task);
+  void Perform(GiveParameters& task);
+  absl::StatusOr<std::vector<RegionIndex>> MapParameters(const v1::Grant& grant,
+                                                         std::vector<UniqueFd> descriptors);
+  absl::StatusOr<std::vector<RegionIndex>> MapKv(const v1::Grant& grant,
+                                                 std::vector<UniqueFd> descriptors);
+  void Restore(const RestoreTask& task);
+  void SendMapped(uint64_t session_epoch, GrantId grant, absl::Duration map_time,
+                  absl::Duration restore_time) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
+  const Options options_;
+  Instruments instruments_;
+
+  // Set by Start, then constant.
+  v1::ImageManifest manifest_;
+  Bytes slab_bytes_;
+  int32_t quota_slabs_ = 0;
+  std::unique_ptr<SlabRegion> parameters_;
+  std::unique_ptr<SlabRegion> kv_;
+  std::unique_ptr<ImageRestorer> restorer_;
+  std::unique_ptr<ParameterGateImpl> gate_;
+
+  mutable Mutex mu_;
+  CondVar changed_;
+  bool stopping_ ABSL_GUARDED_BY(mu_) = false;
+  bool detaching_ ABSL_GUARDED_BY(mu_) = false;
+  bool fatal_ ABSL_GUARDED_BY(mu_) = false;
+
+  // The session. The epoch counts attempts to attach; what belongs to an earlier one is void.
+  std::shared_ptr<BrokerConnection> connection_ ABSL_GUARDED_BY(mu_);
+  uint64_t session_epoch_ ABSL_GUARDED_BY(mu_) = 0;
+  bool connected_ ABSL_GUARDED_BY(mu_) = false;
+  bool writing_ ABSL_GUARDED_BY(mu_) = false;
+  SessionId session_ ABSL_GUARDED_BY(mu_);
+  absl::flat_hash_map<RevokeId, PendingRevoke> revokes_ ABSL_GUARDED_BY(mu_);
+  std::deque<v1::WorkerMessage> outgoing_ ABSL_GUARDED_BY(mu_);
+
+  // What the engine wants.
+  std::optional<ActivationReason> activation_ ABSL_GUARDED_BY(mu_);
+  std::optional<v1::SetKvTarget> kv_target_ ABSL_GUARDED_BY(mu_);
+  bool kv_target_sent_ ABSL_GUARDED_BY(mu_) = false;
+  std::optional<WorkerLoad> load_ ABSL_GUARDED_BY(mu_);
+  bool load_sent_ ABSL_GUARDED_BY(mu_) = false;
+  absl::Time load_time_ ABSL_GUARDED_BY(mu_) = absl::InfinitePast();
+
+  // What the engine is told.
+  std::vector<MemoryEvent> events_ ABSL_GUARDED_BY(mu_);
+  std::function<void()> wake_ ABSL_GUARDED_BY(mu_);
+
+  // The mapper's and the restorer's work.
+  std::deque<MapTask> map_tasks_ ABSL_GUARDED_BY(mu_);
+  bool mapping_ ABSL_GUARDED_BY(mu_) = false;
+  std::deque<RestoreTask> restore_tasks_ ABSL_GUARDED_BY(mu_);
+  bool restoring_ ABSL_GUARDED_BY(mu_) = false;
+  std::optional<ParameterSlabs> slabs_ ABSL_GUARDED_BY(mu_);
+
+  std::minstd_rand jitter_;  // of the link
+  std::thread link_, writer_, mapper_, restore_thread_;
+};
+
+}  // namespace palimpsest
+
+#endif  // PALIMPSEST_WORKER_MEMORY_GRPC_MEMORY_CLIENT_H_

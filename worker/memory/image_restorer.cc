@@ -1,0 +1,140 @@
+#include "worker/memory/image_restorer.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "common/memory_file.h"
+
+#define XXH_STATIC_LINKING_ONLY  // XXH3_state_t
+#if defined(__x86_64__)
+#include <xxh_x86dispatch.h>  // picks the processor's widest vectors
+#else
+#include <xxhash.h>
+#endif
+
+namespace palimpsest {
+namespace {
+
+// Small enough that what was copied is still in the second-level cache when it is hashed.
+constexpr Bytes kPiece = KiB(64);
+
+void Copy(std::byte* to, const std::byte* from, Bytes size) {
+  std::memcpy(to, from, static_cast<size_t>(size.count()));
+}
+
+uint64_t CopyAndHash(std::byte* to, const std::byte* from, Bytes size) {
+  XXH3_state_t state;
+  XXH3_64bits_reset(&state);
+  for (Bytes at; at < size; at += kPiece) {
+    const Bytes piece = std::min(kPiece, size - at);
+    Copy(to + at.count(), from + at.count(), piece);
+    XXH3_64bits_update(&state, to + at.count(), static_cast<size_t>(piece.count()));
+  }
+  return XXH3_64bits_digest(&state);
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<ImageRestorer>> ImageRestorer::Open(UniqueFd image, Bytes slab_bytes,
+                                                                   std::vector<uint64_t> checksums,
+                                                                   int threads, bool verify) {
+  const Bytes size = slab_bytes * static_cast<int64_t>(checksums.size());
+  if (absl::Status status = CheckImageFile(image.get(), size); !status.ok()) return status;
+  absl::StatusOr<Mapping> mapping =
+      Mapping::Map(image.get(), size, MapAccess::kRead, MapPopulate::kYes);
+  if (!mapping.ok()) return mapping.status();
+  std::unique_ptr<ImageRestorer> restorer(new ImageRestorer(
+      std::move(image), *std::move(mapping), slab_bytes, std::move(checksums), verify));
+  // The caller of Restore is one of the threads.
+  for (int i = 1; i < threads; ++i) {
+    restorer->helpers_.emplace_back([r = restorer.get()] { r->HelperLoop(); });
+  }
+  return restorer;
+}
+
+ImageRestorer::~ImageRestorer() {
+  {
+    MutexLock lock(&mu_);
+    stopping_ = true;
+    changed_.SignalAll();
+  }
+  for (std::thread& helper : helpers_) helper.join();
+}
+
+absl::Status ImageRestorer::Restore(std::byte* base, absl::Span<const RegionIndex> slabs,
+                                    const std::function<bool(RegionIndex)>& wanted,
+                                    const std::function<void(RegionIndex)>& done) {
+  Job job;
+  job.base = base;
+  job.slabs = slabs;
+  job.wanted = &wanted;
+  job.done = &done;
+  MutexLock lock(&mu_);
+  job_ = &job;
+  changed_.SignalAll();
+  Work();
+  while (job.working > 0) changed_.Wait(&mu_);
+  job_ = nullptr;
+  return job.status;
+}
+
+void ImageRestorer::HelperLoop() {
+  MutexLock lock(&mu_);
+  while (!stopping_) {
+    if (job_ != nullptr && job_->next < job_->slabs.size()) {
+      Work();
+    } else {
+      changed_.Wait(&mu_);
+    }
+  }
+}
+
+void ImageRestorer::Work() {
+  Job& job = *job_;
+  ++job.working;
+  while (job.next < job.slabs.size() && job.status.ok()) {
+    const RegionIndex slab = job.slabs[job.next++];
+    mu_.Unlock();
+    absl::Status status;
+    if ((*job.wanted)(slab)) {
+      status = RestoreOne(job.base, slab);
+      if (status.ok()) (*job.done)(slab);
+    }
+    mu_.Lock();
+    if (!status.ok() && job.status.ok()) {
+      job.status = status;
+      job.next = job.slabs.size();
+    }
+  }
+  --job.working;
+  changed_.SignalAll();
+}
+
+absl::Status ImageRestorer::RestoreOne(std::byte* base, RegionIndex slab) const {
+  if (slab.value() >= checksums_.size()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("slab ", slab.ToString(), " of an image of ", checksums_.size()));
+  }
+  const int64_t offset = (slab_bytes_ * slab.value()).count();
+  std::byte* const to = base + offset;
+  const std::byte* const from = mapping_.data() + offset;
+  if (!verify_) {
+    Copy(to, from, slab_bytes_);
+    return absl::OkStatus();
+  }
+  const uint64_t expected = checksums_[slab.value()];
+  uint64_t found = 0;
+  for (int attempt = 0; attempt < 2; ++attempt) {
+    found = CopyAndHash(to, from, slab_bytes_);
+    if (found == expected) return absl::OkStatus();
+  }
+  return absl::DataLossError(absl::StrFormat(
+      "slab %d of the parameter image has checksum %016x, its manifest says %016x: host memory is "
+      "damaged; restart the broker, which packs the image anew",
+      slab.value(), found, expected));
+}
+
+}  // namespace palimpsest

@@ -1,0 +1,55 @@
+// The gate between a runner and parameters that come and go, stage by stage. GrpcMemoryClient moves
+// the stages; the runner waits.
+//
+// Threads: thread-safe. AwaitStage blocks, nothing else does.
+#ifndef PALIMPSEST_WORKER_MEMORY_PARAMETER_GATE_H_
+#define PALIMPSEST_WORKER_MEMORY_PARAMETER_GATE_H_
+
+#include <functional>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "common/mutex.h"
+#include "worker/core/model_runner.h"
+
+namespace palimpsest {
+
+class ParameterGateImpl : public ParameterGate {
+ public:
+  enum class Stage : uint8_t {
+    kAbsent,  // its slabs are not here and none are promised, or they are to be given back
+    kComing,  // promised: being mapped or restored
+    kReady,   // every slab holds the image's bytes
+  };
+
+  // All stages start absent. A step waits for a coming stage no longer than `patience`. `waited`,
+  // if given, is told how long each wait took.
+  ParameterGateImpl(int stages, absl::Duration patience,
+                    std::function<void(absl::Duration)> waited = nullptr)
+      : patience_(patience), waited_(std::move(waited)), stages_(stages, Stage::kAbsent) {}
+
+  // Unavailable: the stage is absent, or became so while waiting. DeadlineExceeded: it did not come
+  // in time. The status given to Fail, once that was called.
+  absl::Status AwaitStage(int stage) override;
+
+  void Set(int stage, Stage state);
+  Stage Get(int stage) const;
+
+  // From now on no stage is ever passed. The first status counts.
+  void Fail(absl::Status status);
+
+ private:
+  const absl::Duration patience_;
+  const std::function<void(absl::Duration)> waited_;
+
+  mutable Mutex mu_;
+  CondVar changed_;
+  std::vector<Stage> stages_ ABSL_GUARDED_BY(mu_);
+  absl::Status failure_ ABSL_GUARDED_BY(mu_);
+};
+
+}  // namespace palimpsest
+
+#endif  // PALIMPSEST_WORKER_MEMORY_PARAMETER_GATE_H_

@@ -1,0 +1,83 @@
+// The state of each parameter slab of a worker, and what follows from it for the gate: pure
+// bookkeeping, used under GrpcMemoryClient's lock.
+//
+//   kAbsent    -> kPromised   Promise: a grant names it
+//   kPromised  -> kMapped     Mapped
+//   kPromised  -> kAbsent     Lose: the session ended before it was mapped
+//   kMapped    -> kRestoring  BeginRestore
+//   kRestoring -> kRestored   Restored
+//   kRestoring -> kMapped     AbandonRestore
+//   kMapped, kRestored -> kAbsent   Unmapped
+//
+// Beside that a slab may be revoked: it is still there, but its stage is closed, it is not restored
+// any more, and it is not unmapped while it is being restored. Other transitions abort.
+#ifndef PALIMPSEST_WORKER_MEMORY_PARAMETER_SLABS_H_
+#define PALIMPSEST_WORKER_MEMORY_PARAMETER_SLABS_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/types/span.h"
+#include "common/ids.h"
+#include "worker/memory/parameter_gate.h"
+
+namespace palimpsest {
+
+class ParameterSlabs {
+ public:
+  enum class State : uint8_t { kAbsent, kPromised, kMapped, kRestoring, kRestored };
+
+  struct StageSpan {
+    uint32_t first = 0;
+    uint32_t count = 0;
+  };
+
+  // Stages cover the slabs 0 .. n-1 in order. `gate` is kept up to date with them.
+  ParameterSlabs(const std::vector<StageSpan>& stages, ParameterGateImpl* gate);
+
+  State state(RegionIndex index) const { return slabs_[index.value()].state; }
+  bool revoked(RegionIndex index) const { return slabs_[index.value()].revoked; }
+  uint32_t size() const { return static_cast<uint32_t>(slabs_.size()); }
+  uint32_t restored() const { return restored_; }
+
+  void Promise(RegionIndex index);
+  void Mapped(RegionIndex index);
+  // False when the slab was revoked and is not to be restored.
+  bool BeginRestore(RegionIndex index);
+  void Restored(RegionIndex index);
+  // No-op for a slab that is not being restored.
+  void AbandonRestore(RegionIndex index);
+  void Unmapped(RegionIndex index);
+  void Revoke(RegionIndex index);
+  // The revoke is void: the slab stays.
+  void Unrevoke(RegionIndex index);
+  // All promised slabs become absent.
+  void LosePromises();
+
+  // Whether no slab is absent or revoked.
+  bool Available() const { return missing_ == 0; }
+
+ private:
+  struct Slab {
+    State state = State::kAbsent;
+    bool revoked = false;
+    int stage = 0;
+  };
+  // Slabs of a stage that keep it from being ready, and from coming.
+  struct Stage {
+    uint32_t not_restored = 0;
+    uint32_t missing = 0;
+  };
+
+  void Change(RegionIndex index, State state, bool revoked);
+
+  std::vector<Slab> slabs_;
+  std::vector<Stage> stages_;
+  uint32_t missing_ = 0;
+  uint32_t restored_ = 0;
+  ParameterGateImpl* const gate_;
+};
+
+}  // namespace palimpsest
+
+#endif  // PALIMPSEST_WORKER_MEMORY_PARAMETER_SLABS_H_
