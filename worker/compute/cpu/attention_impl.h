@@ -1,8 +1,10 @@
 // Attention with an online softmax over key tiles. Included like matmul_impl.h, after it.
 //
-// What fixes the order: tiles start at multiples of kKeyTile positions whatever the chunk; within a
-// tile a row's weights are summed lane by lane, masked lanes counting as zero, and its output takes
-// the visible values in the order of their positions.
+// What fixes the order: tiles start at multiples of kKeyTile positions whatever the chunk; a score
+// is one chain over the head's dimensions; within a tile a row's weights are summed lane by lane,
+// masked lanes counting as zero, and its output takes the visible values in the order of their
+// positions. A task of few rows reads keys and values as they are stored; one of many rows converts
+// each tile to floats first. The operations on an element are the same.
 
 namespace palimpsest::PALIMPSEST_ISA {
 
@@ -30,95 +32,154 @@ static AttentionScratch CutScratch(float* scratch, int64_t rows, int64_t head_di
   return s;
 }
 
-// Loads keys and values of positions first .. last - 1 of the tile at `base`; the rest of the
-// tile's keys become zero, the rest of its values stay what they are and are not used.
-static void LoadTile(const AttentionTask& task, int32_t base, int32_t first, int32_t last,
-                     const AttentionScratch& s) {
+// Where the keys and values of a tile lie. Lanes outside [first, last) are not read by any query of
+// the task; their keys point at zeros.
+struct KeyTile {
+  int32_t base;
+  int32_t first;
+  int32_t last;
+  const uint16_t* keys[kKeyTile];
+  const uint16_t* values[kKeyTile];
+};
+
+// Finds the tile at `base` and starts fetching it into the cache.
+static void FindTile(const AttentionTask& task, int32_t base, int32_t oldest, int32_t past,
+                     KeyTile& tile) {
   alignas(64) static const uint16_t zeros[kMaxHeadDim] = {};
-  const int64_t head_dim = task.head_dim;
-  const uint16_t* rows[kKeyTile];
-  for (int32_t position = base; position < base + kKeyTile; ++position) {
-    const int32_t lane = position - base;
-    rows[lane] = zeros;
-    if (position < first || position >= last) continue;
-    const std::byte* block =
-        task.kv +
-        int64_t{task.block_table[position / task.block_tokens].value()} * task.block_bytes +
-        position % task.block_tokens * task.token_bytes;
-    rows[lane] = reinterpret_cast<const uint16_t*>(block + task.key_offset);
-    const auto* value = reinterpret_cast<const uint16_t*>(block + task.value_offset);
-    for (int64_t d = 0; d < head_dim; d += 16) {
-      Store(s.values + lane * head_dim + d, LoadBf16(value + d));
+  tile.base = base;
+  tile.first = oldest > base ? oldest - base : 0;
+  tile.last = static_cast<int32_t>(Smaller(past - base, kKeyTile));
+  for (int32_t lane = 0; lane < kKeyTile; ++lane) tile.keys[lane] = tile.values[lane] = zeros;
+  int32_t block = (base + tile.first) / task.block_tokens;
+  int32_t slot = (base + tile.first) % task.block_tokens;
+  for (int32_t lane = tile.first; lane < tile.last; ++block, slot = 0) {
+    const std::byte* at = task.kv + int64_t{task.block_table[block].value()} * task.block_bytes;
+    for (; slot < task.block_tokens && lane < tile.last; ++slot, ++lane) {
+      const std::byte* key = at + task.key_offset + slot * task.token_bytes;
+      const std::byte* value = at + task.value_offset + slot * task.token_bytes;
+      for (int64_t b = 0; b < task.head_dim * 2; b += 64) {
+        Prefetch(key + b);
+        Prefetch(value + b);
+      }
+      tile.keys[lane] = reinterpret_cast<const uint16_t*>(key);
+      tile.values[lane] = reinterpret_cast<const uint16_t*>(value);
     }
-  }
-  for (int lane = 0; lane < kKeyTile; lane += 16) {
-    if (base + lane >= last || base + lane + 16 <= first) continue;
-    TransposeBf16(rows + lane, head_dim, s.keys + lane, kKeyTile);
   }
 }
 
-// out[r][n] = sum over k of a[r][k] * b[k][n] for R rows and N vectors, one chain per element.
-template <int R, int N>
-static void RowsTimesMatrix(const float* a, int64_t a_stride, const float* b, int64_t b_stride,
-                            int64_t k_first, int64_t k_last, float* out, int64_t out_stride,
-                            const float* decay) {
+static void ConvertTile(const KeyTile& tile, int64_t head_dim, const AttentionScratch& s) {
+  for (int32_t lane = tile.first / 16 * 16; lane < tile.last; lane += 16) {
+    TransposeBf16(tile.keys + lane, head_dim,
+                  [&](int64_t d, const F32x16& v) { Store(s.keys + d * kKeyTile + lane, v); });
+  }
+  for (int32_t lane = tile.first; lane < tile.last; ++lane) {
+    for (int64_t d = 0; d < head_dim; d += 16) {
+      Store(s.values + lane * head_dim + d, LoadBf16(tile.values[lane] + d));
+    }
+  }
+}
+
+// Scores of R rows, straight from the stored keys.
+template <int R>
+static void ScoreStored(int64_t rows, const KeyTile& tile, int64_t head_dim, const float* queries,
+                        float* scores) {
+  if constexpr (R > 1) {
+    if (rows < R) return ScoreStored<R - 1>(rows, tile, head_dim, queries, scores);
+  }
+  for (int32_t lane = tile.first / 16 * 16; lane < tile.last; lane += 16) {
+    F32x16 acc[R];
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) acc[r] = Zero();
+    TransposeBf16(
+        tile.keys + lane, head_dim, [&](int64_t d, const F32x16& v) __attribute__((always_inline)) {
+#pragma GCC unroll 16
+          for (int r = 0; r < R; ++r) {
+            acc[r] = Fma(Broadcast(queries[r * head_dim + d]), v, acc[r]);
+          }
+        });
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) Store(scores + r * kKeyTile + lane, acc[r]);
+  }
+}
+
+// A matrix of floats, and rows of bfloat16 wherever they lie.
+struct FloatMatrix {
+  const float* data;
+  int64_t stride;
+  PALIMPSEST_INLINE F32x16 At(const FloatMatrix& m, int64_t row, int64_t column) {
+    return Load(m.data + row * m.stride + column);
+  }
+};
+struct StoredRows {
+  const uint16_t* const* rows;
+  PALIMPSEST_INLINE F32x16 At(const StoredRows& m, int64_t row, int64_t column) {
+    return LoadBf16(m.rows[row] + column);
+  }
+};
+
+// The product out[r][n] += sum over k of a[r][k] * b[k][n]: one chain per element.
+struct ProductTask {
+  const float* a;
+  int64_t a_stride;
+  int64_t k_first;
+  int64_t k_last;
+  float* out;
+  int64_t out_stride;
+  const float* decay;  // per row: multiplies `out` first; none: starts from zero
+};
+
+template <int R, int N, typename Matrix>
+static void RowsTimesMatrix(const ProductTask& task, int64_t row, const Matrix& b, int64_t column) {
+  const float* a = task.a + row * task.a_stride;
+  float* out = task.out + row * task.out_stride + column;
   F32x16 acc[R][N];
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 16
     for (int n = 0; n < N; ++n) {
-      acc[r][n] =
-          decay == nullptr ? Zero() : Mul(Load(out + r * out_stride + n * 16), Broadcast(decay[r]));
+      acc[r][n] = task.decay == nullptr ? Zero()
+                                        : Mul(Load(out + r * task.out_stride + n * 16),
+                                              Broadcast(task.decay[row + r]));
     }
   }
-  for (int64_t k = k_first; k < k_last; ++k) {
-    F32x16 column[N];
+  for (int64_t k = task.k_first; k < task.k_last; ++k) {
+    F32x16 line[N];
 #pragma GCC unroll 16
-    for (int n = 0; n < N; ++n) column[n] = Load(b + k * b_stride + n * 16);
+    for (int n = 0; n < N; ++n) line[n] = Matrix::At(b, k, column + n * 16);
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
-      const F32x16 x = Broadcast(a[r * a_stride + k]);
+      const F32x16 x = Broadcast(a[r * task.a_stride + k]);
 #pragma GCC unroll 16
-      for (int n = 0; n < N; ++n) acc[r][n] = Fma(x, column[n], acc[r][n]);
+      for (int n = 0; n < N; ++n) acc[r][n] = Fma(x, line[n], acc[r][n]);
     }
   }
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 16
-    for (int n = 0; n < N; ++n) Store(out + r * out_stride + n * 16, acc[r][n]);
+    for (int n = 0; n < N; ++n) Store(out + r * task.out_stride + n * 16, acc[r][n]);
   }
 }
 
-// The same for any number of rows and of vectors.
-template <int R, int N>
-static void ProductBlock(int64_t rows, int64_t vectors, const float* a, int64_t a_stride,
-                         const float* b, int64_t b_stride, int64_t k_first, int64_t k_last,
-                         float* out, int64_t out_stride, const float* decay) {
+// Picks the micro-kernel for what is left of rows and columns.
+template <int R, int N, typename Matrix>
+static void ProductBlock(const ProductTask& task, int64_t rows, int64_t row, const Matrix& b,
+                         int64_t vectors, int64_t column) {
   if constexpr (R > 1) {
-    if (rows < R) {
-      return ProductBlock<R - 1, N>(rows, vectors, a, a_stride, b, b_stride, k_first, k_last, out,
-                                    out_stride, decay);
-    }
+    if (rows < R) return ProductBlock<R - 1, N>(task, rows, row, b, vectors, column);
   }
   if constexpr (N > 1) {
-    if (vectors < N) {
-      return ProductBlock<R, N - 1>(rows, vectors, a, a_stride, b, b_stride, k_first, k_last, out,
-                                    out_stride, decay);
-    }
+    if (vectors < N) return ProductBlock<R, N - 1>(task, rows, row, b, vectors, column);
   }
-  RowsTimesMatrix<R, N>(a, a_stride, b, b_stride, k_first, k_last, out, out_stride, decay);
+  RowsTimesMatrix<R, N>(task, row, b, column);
 }
 
-static void Product(int64_t rows, int64_t columns, const float* a, int64_t a_stride, const float* b,
-                    int64_t b_stride, int64_t k_first, int64_t k_last, float* out,
-                    int64_t out_stride, const float* decay) {
+template <typename Matrix>
+static void Product(const ProductTask& task, int64_t rows, const Matrix& b, int64_t columns) {
   for (int64_t n = 0; n < columns; n += kAttentionVectors * 16) {
     const int64_t vectors = Smaller(kAttentionVectors, (columns - n) / 16);
     for (int64_t r = 0; r < rows; r += kAttentionRows) {
-      ProductBlock<kAttentionRows, kAttentionVectors>(
-          Smaller(kAttentionRows, rows - r), vectors, a + r * a_stride, a_stride, b + n, b_stride,
-          k_first, k_last, out + r * out_stride + n, out_stride,
-          decay == nullptr ? nullptr : decay + r);
+      ProductBlock<kAttentionRows, kAttentionVectors>(task, Smaller(kAttentionRows, rows - r), r, b,
+                                                      vectors, n);
     }
   }
 }
@@ -167,14 +228,23 @@ PALIMPSEST_INLINE Visible VisibleLanes(const AttentionTask& task, int32_t token,
           static_cast<int32_t>(Smaller(position - base + 1, kKeyTile))};
 }
 
-static void AttendTile(const AttentionTask& task, int32_t base, const AttentionScratch& s) {
+static void AttendTile(const AttentionTask& task, const KeyTile& tile, const AttentionScratch& s) {
+  const int32_t base = tile.base;
   int32_t begin = 0, end = task.tokens;
   while (begin < end && task.first_position + begin < base) ++begin;
   while (end > begin && VisibleLanes(task, end - 1, base).first >= kKeyTile) --end;
   if (begin == end) return;
-  const int64_t group = task.group, head_dim = task.head_dim;
-  Product((end - begin) * group, kKeyTile, s.queries + begin * group * head_dim, head_dim, s.keys,
-          kKeyTile, 0, head_dim, s.scores + begin * group * kKeyTile, kKeyTile, nullptr);
+  const int64_t group = task.group, head_dim = task.head_dim, first_row = begin * group;
+  const bool stored = task.tokens * group <= kAttentionRows;
+  if (stored) {
+    ScoreStored<kAttentionRows>((end - begin) * group, tile, head_dim,
+                                s.queries + first_row * head_dim, s.scores + first_row * kKeyTile);
+  } else {
+    ConvertTile(tile, head_dim, s);
+    Product({s.queries + first_row * head_dim, head_dim, 0, head_dim,
+             s.scores + first_row * kKeyTile, kKeyTile, nullptr},
+            (end - begin) * group, FloatMatrix{s.keys, kKeyTile}, kKeyTile);
+  }
   int32_t token = begin;
   while (token < end) {
     // Tokens that see the same lanes share one product.
@@ -188,36 +258,36 @@ static void AttendTile(const AttentionTask& task, int32_t base, const AttentionS
                    s.decay + r);
       }
     }
-    const int64_t row = token * group;
-    Product((next - token) * group, head_dim, s.scores + row * kKeyTile, kKeyTile, s.values,
-            head_dim, lanes.first, lanes.last, s.sums + row * head_dim, head_dim, s.decay + row);
+    const int64_t row = token * group, rows = (next - token) * group;
+    const ProductTask weigh = {s.scores + row * kKeyTile, kKeyTile, lanes.first,  lanes.last,
+                               s.sums + row * head_dim,   head_dim, s.decay + row};
+    if (stored) {
+      Product(weigh, rows, StoredRows{tile.values}, head_dim);
+    } else {
+      Product(weigh, rows, FloatMatrix{s.values, head_dim}, head_dim);
+    }
     token = next;
   }
 }
 
-static void Attention(const AttentionTask& task, float* scratch) {
-  const int64_t head_dim = task.head_dim, rows = int64_t{task.tokens} * task.group;
-  const AttentionScratch s = CutScratch(scratch, rows, head_dim);
-  const F32x16 scale = Broadcast(1.0f / __builtin_sqrtf(static_cast<float>(head_dim)));
+static void StartRows(const AttentionTask& task, const AttentionScratch& s) {
+  const int64_t width = int64_t{task.group} * task.head_dim;
+  const F32x16 scale = Broadcast(1.0f / __builtin_sqrtf(static_cast<float>(task.head_dim)));
   for (int64_t t = 0; t < task.tokens; ++t) {
     const float* query = task.query + t * task.query_stride;
-    for (int64_t i = 0; i < task.group * head_dim; i += 16) {
-      Store(s.queries + t * task.group * head_dim + i, Mul(Load(query + i), scale));
-      Store(s.sums + t * task.group * head_dim + i, Zero());
+    for (int64_t i = 0; i < width; i += 16) {
+      Store(s.queries + t * width + i, Mul(Load(query + i), scale));
+      Store(s.sums + t * width + i, Zero());
     }
   }
-  for (int64_t r = 0; r < rows; ++r) {
+  for (int64_t r = 0; r < int64_t{task.tokens} * task.group; ++r) {
     s.largest[r] = -__builtin_inff();
     s.total[r] = 0;
   }
-  const int32_t past = task.first_position + task.tokens;
-  const int32_t oldest =
-      task.first_position < task.window ? 0 : task.first_position - task.window + 1;
-  for (int32_t base = oldest / kKeyTile * kKeyTile; base < past; base += kKeyTile) {
-    LoadTile(task, base, oldest > base ? oldest : base,
-             static_cast<int32_t>(Smaller(past, base + kKeyTile)), s);
-    AttendTile(task, base, s);
-  }
+}
+
+static void FinishRows(const AttentionTask& task, const AttentionScratch& s) {
+  const int64_t head_dim = task.head_dim;
   for (int64_t t = 0; t < task.tokens; ++t) {
     for (int64_t h = 0; h < task.group; ++h) {
       const int64_t row = t * task.group + h;
@@ -228,6 +298,22 @@ static void Attention(const AttentionTask& task, float* scratch) {
       }
     }
   }
+}
+
+static void Attention(const AttentionTask& task, float* scratch) {
+  const AttentionScratch s = CutScratch(scratch, int64_t{task.tokens} * task.group, task.head_dim);
+  StartRows(task, s);
+  const int32_t past = task.first_position + task.tokens;
+  const int32_t oldest =
+      task.first_position < task.window ? 0 : task.first_position - task.window + 1;
+  KeyTile tiles[2];
+  int32_t base = oldest / kKeyTile * kKeyTile;
+  FindTile(task, base, oldest, past, tiles[0]);
+  for (int i = 0; base < past; i ^= 1, base += kKeyTile) {
+    if (base + kKeyTile < past) FindTile(task, base + kKeyTile, oldest, past, tiles[i ^ 1]);
+    AttendTile(task, tiles[i], s);
+  }
+  FinishRows(task, s);
 }
 
 }  // namespace palimpsest::PALIMPSEST_ISA

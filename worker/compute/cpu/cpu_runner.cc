@@ -95,7 +95,7 @@ CpuRunner::CpuRunner(const ModelConfig& config, const ImageLayout& layout,
       logits_stride_(RowStride(config.vocab_size)),
       token_bytes_(int64_t{config.num_kv_heads} * config.head_dim * 2),
       thread_states_(options.threads > 0 ? options.threads : CpuCount()),
-      team_(static_cast<int>(thread_states_.size()), [this](int thread) { RunStep(thread); }) {
+      team_(static_cast<int>(thread_states_.size()), [this](Member& member) { RunStep(member); }) {
   for (ThreadState& state : thread_states_) {
     const int64_t group = config.num_heads / config.num_kv_heads;
     state.attention.Reserve(
@@ -240,78 +240,99 @@ const float* CpuRunner::VectorAt(const VectorPlacement& placement) const {
   return reinterpret_cast<const float*>(memory_.parameters + placement.offset.count());
 }
 
-// The barrier that ends what came before and lets every thread see the gate's answer.
-bool CpuRunner::EnterStage(int stage, int thread) {
-  if (thread == 0 && gate_ != nullptr) {
-    gate_status_ = gate_->AwaitStage(stage);
-    abandoned_ = !gate_status_.ok();
-  }
-  team_.Barrier();
-  return !abandoned_;
+void CpuRunner::OpenStage(int stage) {
+  const bool head = stage == 1 + config_.num_layers;
+  if (gate_ == nullptr || (head && sampled_rows_.empty())) return;
+  gate_status_ = gate_->AwaitStage(stage);
+  if (!gate_status_.ok()) abandoned_ = true;
 }
 
-void CpuRunner::RunStep(int thread) {
-  if (!EnterStage(0, thread)) return;
-  Embed();
+// A thread that is late may see abandoned_ before the phase at which the others will: what it skips
+// is over.
+void CpuRunner::RunStep(Member& member) {
+  member.ForEach(1, 1, [&](int64_t, int64_t) { OpenStage(0); });
+  if (abandoned_) return;
+  Embed(member);
   for (int layer = 0; layer < config_.num_layers; ++layer) {
-    if (!EnterStage(1 + layer, thread)) return;
-    RunLayer(layer, thread);
+    if (abandoned_) return;
+    RunLayer(layer, member);
   }
-  if (!EnterStage(1 + config_.num_layers, thread)) return;
-  if (!sampled_rows_.empty()) RunHead(thread);
+  if (!abandoned_) RunHead(member);
 }
 
-void CpuRunner::Embed() {
+void CpuRunner::Embed(Member& member) {
   const std::byte* embed = memory_.parameters + layout_.embed.offset.count();
   const int64_t half = config_.head_dim / 2;
-  for (auto range = team_.Claim(rows(), 1); !range.empty(); range = team_.Claim(rows(), 1)) {
-    for (int64_t r = range.first; r < range.last; ++r) {
-      UnpackRow(embed, rows_[r].token, config_.hidden_size, residual_.data() + r * hidden_stride_);
-      RopeAngles(frequencies_, rows_[r].position, cosines_.data() + r * half,
-                 sines_.data() + r * half);
-    }
-  }
+  member.ForEach(
+      rows(), 1,
+      [&](int64_t first, int64_t last) {
+        for (int64_t r = first; r < last; ++r) {
+          UnpackRow(embed, rows_[r].token, config_.hidden_size,
+                    residual_.data() + r * hidden_stride_);
+          RopeAngles(frequencies_, rows_[r].position, cosines_.data() + r * half,
+                     sines_.data() + r * half);
+        }
+      },
+      [&] { OpenStage(1); });
 }
 
-CpuRunner::Rows CpuRunner::Normalize(const VectorPlacement& weight,
-                                     absl::Span<const int32_t> indexes, int64_t count, int thread) {
-  const float* scale = VectorAt(weight);
-  const auto normalize = [&](int64_t i, float* out) {
-    const int64_t row = indexes.empty() ? i : indexes[i];
-    kernels_.rms_norm(residual_.data() + row * hidden_stride_, scale, config_.hidden_size,
-                      config_.rms_norm_eps, out + i * hidden_stride_);
-  };
-  if (count * hidden_stride_ <= kPrivateNormFloats) {
-    float* out = thread_states_[thread].normalized.data();
-    for (int64_t i = 0; i < count; ++i) normalize(i, out);
-    return {out, hidden_stride_};
-  }
-  for (auto range = team_.Claim(count, 1); !range.empty(); range = team_.Claim(count, 1)) {
-    for (int64_t i = range.first; i < range.last; ++i) normalize(i, normalized_.data());
-  }
-  team_.Barrier();
-  return {normalized_.data(), hidden_stride_};
-}
-
-void CpuRunner::RunProjection(ProjectionKernel kernel, const MatrixPlacement& matrix,
-                              const VectorPlacement& bias, Rows input, int64_t tokens,
-                              FloatBuffer& output, int64_t output_stride) {
+Projection CpuRunner::MakeProjection(const MatrixPlacement& matrix, const VectorPlacement& bias,
+                                     FloatBuffer& output, int64_t output_stride) const {
   Projection projection;
   projection.weights = memory_.parameters + matrix.offset.count();
   projection.rows = matrix.rows;
   projection.cols = matrix.cols;
   projection.bias = VectorAt(bias);
-  projection.input = input.data;
-  projection.input_stride = input.stride;
-  projection.tokens = tokens;
+  projection.tokens = rows();
   projection.output = output.data();
   projection.output_stride = output_stride;
-  const bool gated = kernel == kernels_.project_gated;
-  const int64_t units = PanelCount(matrix.rows) / (gated ? 2 : 1);
-  const int64_t grain = gated ? 1 : 2;
-  for (auto range = team_.Claim(units, grain); !range.empty(); range = team_.Claim(units, grain)) {
-    kernel(projection, range.first, range.last);
+  return projection;
+}
+
+void CpuRunner::NormalizeRows(const NormInput& norm, int64_t first, int64_t last,
+                              float* out) const {
+  const float* weight = VectorAt(norm.weight);
+  for (int64_t i = first; i < last; ++i) {
+    const int64_t row = norm.indexes.empty() ? i : norm.indexes[i];
+    kernels_.rms_norm(residual_.data() + row * hidden_stride_, weight, config_.hidden_size,
+                      config_.rms_norm_eps, out + i * hidden_stride_);
   }
+}
+
+void CpuRunner::ProjectNormalized(ProjectionKernel kernel, const MatrixPlacement& matrix,
+                                  const VectorPlacement& bias, const NormInput& norm,
+                                  FloatBuffer& output, int64_t output_stride, Member& member) {
+  Projection projection = MakeProjection(matrix, bias, output, output_stride);
+  projection.input = normalized_.data();
+  projection.input_stride = hidden_stride_;
+  projection.tokens = norm.count;
+  const bool normalize_alone = norm.count * hidden_stride_ <= kPrivateNormFloats;
+  float* own = thread_states_[member.thread()].normalized.data();
+  if (normalize_alone) {
+    projection.input = own;
+  } else {
+    member.ForEach(norm.count, 1, [&](int64_t first, int64_t last) {
+      NormalizeRows(norm, first, last, normalized_.data());
+    });
+  }
+  const bool gated = kernel == kernels_.project_gated;
+  bool input_ready = !normalize_alone;
+  member.ForEach(PanelCount(matrix.rows) / (gated ? 2 : 1), 1, [&](int64_t first, int64_t last) {
+    if (!input_ready) NormalizeRows(norm, 0, norm.count, own);
+    input_ready = true;
+    kernel(projection, first, last);
+  });
+}
+
+void CpuRunner::ProjectToResidual(const MatrixPlacement& matrix, const VectorPlacement& bias,
+                                  const FloatBuffer& input, int64_t input_stride, Member& member,
+                                  absl::FunctionRef<void()> finish) {
+  Projection projection = MakeProjection(matrix, bias, residual_, hidden_stride_);
+  projection.input = input.data();
+  projection.input_stride = input_stride;
+  member.ForEach(
+      PanelCount(matrix.rows), 1,
+      [&](int64_t first, int64_t last) { kernels_.project_add(projection, first, last); }, finish);
 }
 
 void CpuRunner::RotateAndStore(int layer, int64_t row, int32_t kv_head) {
@@ -360,57 +381,46 @@ void CpuRunner::Attend(int layer, const AttentionItem& item, int thread) {
   kernels_.attention(task, thread_states_[thread].attention.data());
 }
 
-void CpuRunner::RunLayer(int layer, int thread) {
+void CpuRunner::RunLayer(int layer, Member& member) {
   const LayerPlacement& at = layout_.layers[layer];
-  RunProjection(kernels_.project, at.qkv, at.qkv_bias,
-                Normalize(at.attention_norm, {}, rows(), thread), rows(), qkv_, qkv_stride_);
-  team_.Barrier();
-
+  ProjectNormalized(kernels_.project, at.qkv, at.qkv_bias, {at.attention_norm, {}, rows()}, qkv_,
+                    qkv_stride_, member);
   if (!rotate_in_attention_) {
-    for (auto range = team_.Claim(rows(), 1); !range.empty(); range = team_.Claim(rows(), 1)) {
-      for (int64_t row = range.first; row < range.last; ++row) {
+    member.ForEach(rows(), 1, [&](int64_t first, int64_t last) {
+      for (int64_t row = first; row < last; ++row) {
         for (int32_t h = 0; h < config_.num_kv_heads; ++h) RotateAndStore(layer, row, h);
       }
-    }
-    team_.Barrier();
+    });
   }
-  const auto items = static_cast<int64_t>(items_.size());
-  for (auto range = team_.Claim(items, 1); !range.empty(); range = team_.Claim(items, 1)) {
-    for (int64_t i = range.first; i < range.last; ++i) {
+  member.ForEach(static_cast<int64_t>(items_.size()), 1, [&](int64_t first, int64_t last) {
+    for (int64_t i = first; i < last; ++i) {
       const AttentionItem& item = items_[i];
       for (int32_t t = 0; rotate_in_attention_ && t < item.tokens; ++t) {
         RotateAndStore(layer, item.first_row + t, item.kv_head);
       }
-      Attend(layer, item, thread);
+      Attend(layer, item, member.thread());
     }
-  }
-  team_.Barrier();
-
-  RunProjection(kernels_.project_add, at.o, at.o_bias, {attention_.data(), attention_stride_},
-                rows(), residual_, hidden_stride_);
-  team_.Barrier();
-  RunProjection(kernels_.project_gated, at.gate_up, at.gate_up_bias,
-                Normalize(at.mlp_norm, {}, rows(), thread), rows(), intermediate_,
-                intermediate_stride_);
-  team_.Barrier();
-  RunProjection(kernels_.project_add, at.down, at.down_bias,
-                {intermediate_.data(), intermediate_stride_}, rows(), residual_, hidden_stride_);
+  });
+  ProjectToResidual(at.o, at.o_bias, attention_, attention_stride_, member, [] {});
+  ProjectNormalized(kernels_.project_gated, at.gate_up, at.gate_up_bias, {at.mlp_norm, {}, rows()},
+                    intermediate_, intermediate_stride_, member);
+  ProjectToResidual(at.down, at.down_bias, intermediate_, intermediate_stride_, member,
+                    [&] { OpenStage(2 + layer); });
 }
 
-void CpuRunner::RunHead(int thread) {
+void CpuRunner::RunHead(Member& member) {
   const auto sampled = static_cast<int64_t>(sampled_rows_.size());
-  RunProjection(kernels_.project, layout_.lm_head, VectorPlacement{},
-                Normalize(layout_.final_norm, sampled_rows_, sampled, thread), sampled, logits_,
-                logits_stride_);
-  team_.Barrier();
-  for (auto range = team_.Claim(sampled, 1); !range.empty(); range = team_.Claim(sampled, 1)) {
-    for (int64_t i = range.first; i < range.last; ++i) {
+  if (sampled == 0) return;
+  ProjectNormalized(kernels_.project, layout_.lm_head, VectorPlacement{},
+                    {layout_.final_norm, sampled_rows_, sampled}, logits_, logits_stride_, member);
+  member.ForEach(sampled, 1, [&](int64_t first, int64_t last) {
+    for (int64_t i = first; i < last; ++i) {
       const int32_t chunk = sampled_chunks_[i];
       result_.sampled[chunk] =
           Sample(absl::MakeConstSpan(logits_.data() + i * logits_stride_, config_.vocab_size),
-                 *chunks_[chunk].sampling, thread_states_[thread].sampling);
+                 *chunks_[chunk].sampling, thread_states_[member.thread()].sampling);
     }
-  }
+  });
 }
 
 }  // namespace palimpsest

@@ -5,16 +5,19 @@
 // instruction set (kernels.h).
 //
 // Owns its threads and activations; parameters, KV and gate belong to the caller and must outlive
-// it. Threads and blocking: as model_runner.h says. AwaitStage is called by one of the runner's
-// threads, stage by stage in order (0 embedding, 1 + i layer i, then the head), each before the
-// first read of that stage. Nothing is allocated in a step unless it is larger than all before it.
+// it. Threads and blocking: as model_runner.h says. AwaitStage is called by the runner's threads,
+// one at a time, stage by stage in order (0 embedding, 1 + i layer i, then the head), each before
+// the first read of that stage; the head's only if the step samples. Nothing is allocated in a step
+// unless it is larger than all before it.
 #ifndef PALIMPSEST_WORKER_COMPUTE_CPU_CPU_RUNNER_H_
 #define PALIMPSEST_WORKER_COMPUTE_CPU_CPU_RUNNER_H_
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
@@ -77,12 +80,6 @@ class CpuRunner final : public ModelRunner {
     SamplingScratch sampling;
   };
 
-  // Rows of activations and the distance between them.
-  struct Rows {
-    const float* data;
-    int64_t stride;
-  };
-
   CpuRunner(const ModelConfig& config, const ImageLayout& layout, const ModelMemory& memory,
             ParameterGate* gate, const CpuRunnerOptions& options);
 
@@ -92,23 +89,39 @@ class CpuRunner final : public ModelRunner {
   void PlanAttention();
   void ReserveBuffers();
 
-  void RunStep(int thread);
-  bool EnterStage(int stage, int thread);
-  void Embed();
-  void RunLayer(int layer, int thread);
-  void RunHead(int thread);
+  using Member = ThreadTeam::Member;
 
-  // RMS norm of `count` rows of the residual stream: all of them, or those of `indexes`.
-  Rows Normalize(const VectorPlacement& weight, absl::Span<const int32_t> indexes, int64_t count,
-                 int thread);
+  // What each thread does in a step. Every phase is one ForEach; a thread may be phases behind.
+  void RunStep(Member& member);
+  void Embed(Member& member);
+  void RunLayer(int layer, Member& member);
+  void RunHead(Member& member);
+
+  // Asks the gate for a stage; called by one thread between phases.
+  void OpenStage(int stage);
+
+  // How the input of a projection is made from the residual stream: the RMS norm of `count` rows,
+  // all of them or those of `indexes`.
+  struct NormInput {
+    const VectorPlacement& weight;
+    absl::Span<const int32_t> indexes;
+    int64_t count = 0;
+  };
+  using ProjectionKernel = void (*)(const Projection&, int64_t, int64_t);
+  void NormalizeRows(const NormInput& norm, int64_t first, int64_t last, float* out) const;
+  // One phase, or two if there are many rows.
+  void ProjectNormalized(ProjectionKernel kernel, const MatrixPlacement& matrix,
+                         const VectorPlacement& bias, const NormInput& norm, FloatBuffer& output,
+                         int64_t output_stride, Member& member);
+  Projection MakeProjection(const MatrixPlacement& matrix, const VectorPlacement& bias,
+                            FloatBuffer& output, int64_t output_stride) const;
+  // Adds a projection of all rows of `input` to the residual stream.
+  void ProjectToResidual(const MatrixPlacement& matrix, const VectorPlacement& bias,
+                         const FloatBuffer& input, int64_t input_stride, Member& member,
+                         absl::FunctionRef<void()> finish);
+
   void RotateAndStore(int layer, int64_t row, int32_t kv_head);
   void Attend(int layer, const AttentionItem& item, int thread);
-
-  using ProjectionKernel = void (*)(const Projection&, int64_t, int64_t);
-  // Every thread calls it; they share the units.
-  void RunProjection(ProjectionKernel kernel, const MatrixPlacement& matrix,
-                     const VectorPlacement& bias, Rows input, int64_t tokens, FloatBuffer& output,
-                     int64_t output_stride);
 
   const float* VectorAt(const VectorPlacement& placement) const;
   int64_t rows() const { return static_cast<int64_t>(rows_.size()); }
@@ -138,7 +151,7 @@ class CpuRunner final : public ModelRunner {
   bool rotate_in_attention_ = false;
   StepResult result_;
   absl::Status gate_status_;
-  bool abandoned_ = false;
+  std::atomic<bool> abandoned_{false};
   bool in_flight_ = false;
 
   FloatBuffer residual_;

@@ -146,12 +146,12 @@ void RunInRandomSteps(Bench& bench, std::vector<Sequence>& sequences, std::mt199
 
 TEST(CpuRunner, LogitsMatchFloat64Reference) {
   std::mt19937 random(1);
-  for (int trial = 0; trial < 12; ++trial) {
+  for (int trial = 0; trial < 6; ++trial) {
     const ModelConfig config = RandomConfig(random);
     const TestModel model(config, random());
     for (const Kernels* kernels : SupportedKernels()) {
       Bench bench(model, 2, 16, random(), kernels);
-      Sequence s = bench.Open(RandomTokens(config, 1 + random() % 150, random));
+      Sequence s = bench.Open(RandomTokens(config, 1 + random() % 110, random));
       std::vector<Sequence*> all = {&s};
       while (s.done < std::ssize(s.tokens)) {
         const int left = static_cast<int>(s.tokens.size()) - s.done;
@@ -174,12 +174,12 @@ TEST(CpuRunner, LogitsMatchFloat64Reference) {
 
 TEST(CpuRunner, BitsDoNotDependOnChunkingBatchThreadsOrInstructionSet) {
   std::mt19937 random(2);
-  for (int trial = 0; trial < 20; ++trial) {
+  for (int trial = 0; trial < 10; ++trial) {
     const ModelConfig config = RandomConfig(random);
     const TestModel model(config, random());
     const int32_t block_tokens = 1 << random() % 6;
-    std::vector<std::vector<TokenId>> prompts(1 + random() % 5);
-    for (auto& prompt : prompts) prompt = RandomTokens(config, 1 + random() % 200, random);
+    std::vector<std::vector<TokenId>> prompts(1 + random() % 3);
+    for (auto& prompt : prompts) prompt = RandomTokens(config, 1 + random() % 160, random);
 
     // The yardstick: one thread, token by token, sequence by sequence.
     std::vector<std::map<int32_t, std::vector<float>>> logits;
@@ -192,7 +192,7 @@ TEST(CpuRunner, BitsDoNotDependOnChunkingBatchThreadsOrInstructionSet) {
       kv.push_back(bench.Kv(s));
     }
 
-    for (int run = 0; run < 4; ++run) {
+    for (int run = 0; run < 3; ++run) {
       const auto& all_kernels = SupportedKernels();
       const Kernels* kernels = all_kernels[run == 0 ? 0 : random() % all_kernels.size()];
       Bench bench(model, 1 + static_cast<int>(random() % 4), block_tokens, random(), kernels);

@@ -4,13 +4,12 @@
 
 namespace palimpsest::PALIMPSEST_ISA {
 
-// How far ahead weights are prefetched, in lines.
-inline constexpr int64_t kPrefetchLines = 24;
+// How far ahead weights are prefetched, in lines; past a panel's end that is the next panel.
+inline constexpr int64_t kPrefetchLines = 64;
 inline constexpr int kLineFloats = 32;
-inline constexpr int kGroupPanels = 4;
 
-template <int P>
-inline constexpr int kMaxTokens = kAccumulators / (2 * P);
+// Most tokens of one micro-kernel: two accumulators per token.
+inline constexpr int kTileTokens = kAccumulators / 2;
 
 PALIMPSEST_INLINE int64_t Smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
@@ -37,75 +36,40 @@ PALIMPSEST_INLINE F32x16 SiLU(F32x16 x) {
   return Div(x, Add(Broadcast(1.0f), Exp(Sub(Zero(), x))));
 }
 
-// One chain of fused multiply-adds over k per output element: P panels by T tokens. Writes
-// out[p][t][32].
-template <int P, int T>
-static void Micro(const std::byte* const* panels, const Projection& m, const float* x, float* out) {
-  F32x16 acc[P][T][2];
+// One chain of fused multiply-adds over k per output element, for one panel and T tokens. Writes
+// out[t][32].
+template <int T>
+static void Micro(const std::byte* line, const Projection& m, const float* x, float* out) {
+  F32x16 low[T], high[T];
 #pragma GCC unroll 16
-  for (int p = 0; p < P; ++p) {
-#pragma GCC unroll 16
-    for (int t = 0; t < T; ++t) acc[p][t][0] = acc[p][t][1] = Zero();
-  }
-  const std::byte* line[P];
-#pragma GCC unroll 16
-  for (int p = 0; p < P; ++p) line[p] = panels[p];
+  for (int t = 0; t < T; ++t) low[t] = high[t] = Zero();
   const int64_t stride = m.input_stride;
-  for (const float* end = x + m.cols; x != end; ++x) {
-    F32x16 w[P][2];
-#pragma GCC unroll 16
-    for (int p = 0; p < P; ++p) {
-      LoadLine(line[p], w[p][0], w[p][1]);
-      Prefetch(line[p] + kPrefetchLines * kPackedLineBytes);
-      line[p] += kPackedLineBytes;
-    }
+  for (const float* end = x + m.cols; x != end; ++x, line += kPackedLineBytes) {
+    F32x16 w_low, w_high;
+    LoadLine(line, w_low, w_high);
+    Prefetch(line + kPrefetchLines * kPackedLineBytes);
 #pragma GCC unroll 16
     for (int t = 0; t < T; ++t) {
       const F32x16 b = Broadcast(x[t * stride]);
-#pragma GCC unroll 16
-      for (int p = 0; p < P; ++p) {
-        acc[p][t][0] = Fma(w[p][0], b, acc[p][t][0]);
-        acc[p][t][1] = Fma(w[p][1], b, acc[p][t][1]);
-      }
+      low[t] = Fma(w_low, b, low[t]);
+      high[t] = Fma(w_high, b, high[t]);
     }
   }
 #pragma GCC unroll 16
-  for (int p = 0; p < P; ++p) {
-#pragma GCC unroll 16
-    for (int t = 0; t < T; ++t) {
-      Store(out + (p * T + t) * kLineFloats, acc[p][t][0]);
-      Store(out + (p * T + t) * kLineFloats + 16, acc[p][t][1]);
-    }
+  for (int t = 0; t < T; ++t) {
+    Store(out + t * kLineFloats, low[t]);
+    Store(out + t * kLineFloats + 16, high[t]);
   }
 }
 
-// Calls Micro<P, tokens>.
-template <int P, int T = 1>
-static void MicroFor(int64_t tokens, const std::byte* const* panels, const Projection& m,
-                     const float* x, float* out) {
-  if constexpr (T < kMaxTokens<P>) {
-    if (tokens > T) return MicroFor<P, T + 1>(tokens, panels, m, x, out);
+// Calls Micro<tokens>.
+template <int T = 1>
+static void MicroFor(int64_t tokens, const std::byte* panel, const Projection& m, const float* x,
+                     float* out) {
+  if constexpr (T < kTileTokens) {
+    if (tokens > T) return MicroFor<T + 1>(tokens, panel, m, x, out);
   }
-  Micro<P, T>(panels, m, x, out);
-}
-
-// All panels of a group for one tile of tokens, with the largest micro-kernels that fit.
-static void MultiplyGroup(const std::byte* const* panels, int count, int64_t tokens,
-                          const Projection& m, const float* x, float* out) {
-  int p = 0;
-  while (p < count) {
-    float* to = out + p * tokens * kLineFloats;
-    if (kMaxTokens < 4 >> 0 && count - p >= 4 && tokens <= kMaxTokens<4>) {
-      MicroFor<4>(tokens, panels + p, m, x, to);
-      p += 4;
-    } else if (kMaxTokens<2> > 0 && count - p >= 2 && tokens <= kMaxTokens<2>) {
-      MicroFor<2>(tokens, panels + p, m, x, to);
-      p += 2;
-    } else {
-      MicroFor<1>(tokens, panels + p, m, x, to);
-      p += 1;
-    }
-  }
+  Micro<T>(panel, m, x, out);
 }
 
 enum class Epilogue { kStore, kAdd };
@@ -152,59 +116,48 @@ static void FinishGated(const Projection& m, int64_t first_row, const float* pro
   }
 }
 
-// Tokens per tile: as many as the largest micro-kernel takes where one tile is enough, so that each
-// weight is read once; else tiles of equal size for the two-panel kernel.
+// Tiles of nearly equal size, as few as the micro-kernels allow.
 static int64_t TileTokens(int64_t tokens) {
-  if (tokens <= kMaxTokens<1>) return tokens;
-  const int64_t most = kMaxTokens<2> > 1 ? kMaxTokens<2> : kMaxTokens<1>;
-  const int64_t tiles = (tokens + most - 1) / most;
+  const int64_t tiles = (tokens + kTileTokens - 1) / kTileTokens;
   return (tokens + tiles - 1) / tiles;
 }
 
-template <typename FinishUnit>
-PALIMPSEST_INLINE void ForTiles(const Projection& m, int64_t first, int64_t last, int parts,
-                                int64_t part_bytes, FinishUnit finish) {
-  const int64_t panel_bytes = m.cols * kPackedLineBytes;
+template <Epilogue E>
+static void ProjectWith(const Projection& m, int64_t first, int64_t last) {
   const int64_t tile = TileTokens(m.tokens);
-  const int group = (tile <= kMaxTokens<4> ? 4 : 2) / parts;
-  alignas(64) float products[kAccumulators * 16 * 4];
-  for (int64_t unit = first; unit < last; unit += group) {
-    const int units = static_cast<int>(Smaller(group, last - unit));
-    const std::byte* panels[kGroupPanels];
-    for (int u = 0; u < units; ++u) {
-      for (int part = 0; part < parts; ++part) {
-        panels[u * parts + part] = m.weights + (unit + u) * panel_bytes + part * part_bytes;
-      }
-    }
+  alignas(64) float products[kTileTokens * kLineFloats];
+  for (int64_t unit = first; unit < last; ++unit) {
+    const std::byte* panel = m.weights + unit * m.cols * kPackedLineBytes;
     for (int64_t t = 0; t < m.tokens; t += tile) {
       const int64_t tokens = Smaller(tile, m.tokens - t);
-      MultiplyGroup(panels, units * parts, tokens, m, m.input + t * m.input_stride, products);
-      for (int u = 0; u < units; ++u) {
-        finish((unit + u) * kPanelRows, products + u * parts * tokens * kLineFloats, tokens,
-               m.output + t * m.output_stride);
-      }
+      MicroFor(tokens, panel, m, m.input + t * m.input_stride, products);
+      Finish<E>(m, unit * kPanelRows, products, tokens, m.output + t * m.output_stride);
     }
   }
 }
 
 static void Project(const Projection& m, int64_t first, int64_t last) {
-  ForTiles(m, first, last, 1, 0, [&m](int64_t row, const float* products, int64_t n, float* out) {
-    Finish<Epilogue::kStore>(m, row, products, n, out);
-  });
+  ProjectWith<Epilogue::kStore>(m, first, last);
 }
 
 static void ProjectAdd(const Projection& m, int64_t first, int64_t last) {
-  ForTiles(m, first, last, 1, 0, [&m](int64_t row, const float* products, int64_t n, float* out) {
-    Finish<Epilogue::kAdd>(m, row, products, n, out);
-  });
+  ProjectWith<Epilogue::kAdd>(m, first, last);
 }
 
 static void ProjectGated(const Projection& m, int64_t first, int64_t last) {
-  const int64_t up_bytes = m.rows / 2 * m.cols * 2;
-  ForTiles(m, first, last, 2, up_bytes,
-           [&m](int64_t row, const float* products, int64_t n, float* out) {
-             FinishGated(m, row, products, n, out);
-           });
+  const int64_t tile = TileTokens(m.tokens);
+  alignas(64) float products[2 * kTileTokens * kLineFloats];
+  for (int64_t unit = first; unit < last; ++unit) {
+    const std::byte* gate = m.weights + unit * m.cols * kPackedLineBytes;
+    const std::byte* up = gate + m.rows / 2 * m.cols * 2;
+    for (int64_t t = 0; t < m.tokens; t += tile) {
+      const int64_t tokens = Smaller(tile, m.tokens - t);
+      const float* x = m.input + t * m.input_stride;
+      MicroFor(tokens, gate, m, x, products);
+      MicroFor(tokens, up, m, x, products + tokens * kLineFloats);
+      FinishGated(m, unit * kPanelRows, products, tokens, m.output + t * m.output_stride);
+    }
+  }
 }
 
 static void RmsNorm(const float* x, const float* weight, int64_t size, float epsilon, float* out) {

@@ -118,17 +118,18 @@ PALIMPSEST_INLINE void Transpose(__m256 (&m)[8]) {
   for (int i = 0; i < 8; ++i) m[i] = t[i];
 }
 
-PALIMPSEST_INLINE void TransposeBf16(const uint16_t* const* rows, int64_t dims, float* out,
-                                     int64_t out_stride) {
-  for (int half = 0; half < 16; half += 8) {
-    for (int64_t d = 0; d < dims; d += 8) {
-      __m256 m[8];
+template <typename Sink>
+PALIMPSEST_INLINE void TransposeBf16(const uint16_t* const* rows, int64_t dims, Sink sink) {
+  for (int64_t d = 0; d < dims; d += 8) {
+    __m256 first[8], second[8];
 #pragma GCC unroll 8
-      for (int i = 0; i < 8; ++i) m[i] = WidenBf16(rows[half + i] + d);
-      Transpose(m);
+    for (int i = 0; i < 8; ++i) first[i] = WidenBf16(rows[i] + d);
+    Transpose(first);
 #pragma GCC unroll 8
-      for (int i = 0; i < 8; ++i) _mm256_storeu_ps(out + (d + i) * out_stride + half, m[i]);
-    }
+    for (int i = 0; i < 8; ++i) second[i] = WidenBf16(rows[8 + i] + d);
+    Transpose(second);
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; ++i) sink(d + i, F32x16{first[i], second[i]});
   }
 }
 

@@ -105,8 +105,8 @@ PALIMPSEST_INLINE void Transpose(__m512i (&m)[16]) {
   }
 }
 
-PALIMPSEST_INLINE void TransposeBf16(const uint16_t* const* rows, int64_t dims, float* out,
-                                     int64_t out_stride) {
+template <typename Sink>
+PALIMPSEST_INLINE void TransposeBf16(const uint16_t* const* rows, int64_t dims, Sink sink) {
   for (int64_t d = 0; d < dims; d += 32) {
     const int64_t pairs = dims - d < 32 ? (dims - d) / 2 : 16;
     const __mmask16 mask = static_cast<__mmask16>((uint32_t{1} << pairs) - 1);
@@ -116,12 +116,12 @@ PALIMPSEST_INLINE void TransposeBf16(const uint16_t* const* rows, int64_t dims, 
     Transpose(m);
 #pragma GCC unroll 16
     for (int i = 0; i < 16; ++i) {
-      if (i < pairs) {
-        F32x16 even, odd;
-        SplitWords(m[i], even, odd);
-        Store(out + (d + 2 * i) * out_stride, even);
-        Store(out + (d + 2 * i + 1) * out_stride, odd);
-      }
+      // 16 or 32 dimensions are left.
+      if (i == 8 && pairs == 8) break;
+      F32x16 even, odd;
+      SplitWords(m[i], even, odd);
+      sink(d + 2 * i, even);
+      sink(d + 2 * i + 1, odd);
     }
   }
 }

@@ -97,12 +97,12 @@ PALIMPSEST_INLINE F32x16 LoadBf16(const uint16_t* p) {
   return Map([&](int i) { return FromBits(uint32_t{p[i]} << 16); });
 }
 
-// out[d * out_stride + i] = rows[i][d] for 16 rows of `dims` bfloat16; dims is a multiple of 16.
-PALIMPSEST_INLINE void TransposeBf16(const uint16_t* const* rows, int64_t dims, float* out,
-                                     int64_t out_stride) {
-  for (int i = 0; i < 16; ++i) {
-    for (int64_t d = 0; d < dims; ++d)
-      out[d * out_stride + i] = FromBits(uint32_t{rows[i][d]} << 16);
+// Calls sink(d, v) for d = 0 .. dims - 1 in order, where lane i of v is rows[i][d] as a float; dims
+// is a multiple of 16.
+template <typename Sink>
+PALIMPSEST_INLINE void TransposeBf16(const uint16_t* const* rows, int64_t dims, Sink sink) {
+  for (int64_t d = 0; d < dims; ++d) {
+    sink(d, Map([&](int i) { return FromBits(uint32_t{rows[i][d]} << 16); }));
   }
 }
 
