@@ -1,12 +1,14 @@
 // Whole brokers on real sockets, with workers in processes of their own.
 #include "broker/server/broker_server.h"
 
+#include <algorithm>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 #include "broker/server/testing/test_node.h"
 #include "broker/server/testing/worker_process.h"
@@ -360,9 +362,22 @@ TEST_F(BrokerServerTest, AFailingPackerIsTheWorkersError) {
   EXPECT_THAT(Fails(*alpha, "attach " + node_.control()), HasSubstr("no parameter image"));
 }
 
+TEST_F(BrokerServerTest, AModelThatChangesWhileItIsPackedIsRefused) {
+  const std::string packer = node_.folder() + "/packer";
+  ASSERT_TRUE(WriteFileAtomically(packer,
+                                  absl::StrCat("#!/bin/sh\n/bin/touch ", node_.model(),
+                                               "/config.json\nexec worker/model/packer \"$@\"\n"),
+                                  0700)
+                  .ok());
+  StartBroker(absl::StrReplaceAll(node_.Config(12), {{"worker/model/packer", packer}}));
+  auto alpha = StartWorker();
+  Must(*alpha, node_.Hello("alpha"));
+  EXPECT_THAT(Fails(*alpha, "attach " + node_.control()), HasSubstr("changed each of the 3 times"));
+}
+
 TEST_F(BrokerServerTest, TwoBrokersDoNotShareASocket) {
   StartBroker(node_.Config(12));
-  auto yaml = YamlConfig::Parse(absl::StrCat(node_.Config(12)), "broker.yaml");
+  auto yaml = YamlConfig::Parse(node_.Config(12), "broker.yaml");
   auto config = ReadBrokerConfig(*yaml, "");
   config->state_dir += "2";
   const auto second = BrokerServer::Start(*config, [](const absl::Status&) {});

@@ -58,13 +58,18 @@ void Run() {
     v1::GetStatusResponse response;
     if (!stub->GetStatus(&context, v1::GetStatusRequest(), &response).ok()) std::abort();
   });
-  Must(worker.SetKvTarget(kPoolSlabs, 1));
-  Must(worker.AwaitSlabs(v1::SLAB_ROLE_KV, kPoolSlabs, kPatience));
-  Must(worker.Activate());
-  Must(worker.AwaitGrants(2, kPatience));
+  // Another tenant has half of the pool and wants to keep it, so that no target above the other
+  // half can be met.
+  ScriptedWorker other;
+  Must(other.Hello(node.descriptors(), "beta", TestNode::Secret("beta")));
+  Must(other.Attach(node.control()));
+  Must(other.SetKvTarget(kPoolSlabs / 2, kPoolSlabs / 2));
+  Must(other.AwaitSlabs(v1::SLAB_ROLE_KV, kPoolSlabs / 2, kPatience));
+  Must(worker.SetKvTarget(kPoolSlabs / 2, 1));
+  Must(worker.AwaitSlabs(v1::SLAB_ROLE_KV, kPoolSlabs / 2, kPatience));
   size_t pressure = 0;
-  Measure("SetKvTarget to KvPressure", [&](int) {
-    Must(worker.SetKvTarget(kPoolSlabs, 1));
+  Measure("SetKvTarget to KvPressure", [&](int round) {
+    Must(worker.SetKvTarget(kPoolSlabs - round % 2, 1));
     Must(worker.AwaitPressure(++pressure, kPatience));
   });
 }
