@@ -493,6 +493,114 @@ TEST_F(GrpcMemoryClientTest, RevokeRightAfterAGrantIsAnswered) {
   }
 }
 
+// A random history of grants, revokes, releases and deaths of the broker; after each step the
+// client holds exactly what the broker's book says, and every byte is what it should be.
+TEST_F(GrpcMemoryClientTest, RandomHistoriesLeaveBothSidesInAgreement) {
+  Connect();
+  std::mt19937 random(11);
+  std::map<uint32_t, uint32_t> parameters, kv;  // place to slab
+  std::set<uint32_t> free;
+  for (uint32_t i = 0; i < FakeBroker::kPoolSlabs; ++i) free.insert(i);
+  const auto take = [&] { return free.extract(free.begin()).value(); };
+  const auto give = [&](std::map<uint32_t, uint32_t>& from, uint32_t place) {
+    const uint32_t slab = from.extract(place).mapped();
+    free.insert(slab);
+    return slab;
+  };
+  const auto some = [&](const std::map<uint32_t, uint32_t>& of) {
+    std::vector<uint32_t> places;
+    for (const auto& [place, slab] : of) {
+      if (random() % 2 == 0) places.push_back(place);
+    }
+    return places;
+  };
+  int attached = 1;
+  for (int step = 0; step < 150; ++step) {
+    switch (random() % 6) {
+      case 0: {
+        std::vector<uint32_t> slabs, places;
+        for (uint32_t place = 0; place < FakeBroker::kImageSlabs; ++place) {
+          if (parameters.contains(place) || free.empty() || random() % 4 == 0) continue;
+          places.push_back(place);
+          slabs.push_back(parameters[place] = take());
+        }
+        if (places.empty()) break;
+        broker_.Grant(v1::SLAB_ROLE_PARAMETER, slabs, places);
+        broker_.Await(Case::kGrantMapped);
+        break;
+      }
+      case 1: {
+        std::vector<uint32_t> slabs;
+        while (!free.empty() && slabs.size() < 1 + random() % 5) slabs.push_back(take());
+        if (slabs.empty()) break;
+        const std::vector<RegionIndex> places = GrantKv(slabs);
+        ASSERT_EQ(places.size(), slabs.size());
+        for (size_t i = 0; i < slabs.size(); ++i) {
+          kv[places[i].value()] = slabs[i];
+          std::memset(client_->kv() + places[i].value() * kSlabBytes, slabs[i] + 1, kSlabBytes);
+        }
+        break;
+      }
+      case 2: {
+        const std::vector<uint32_t> places = some(parameters);
+        if (places.empty()) break;
+        broker_.RevokeParameters(places);
+        client_->FinishParameterRevoke(AwaitEvent<ParametersRevoked>().id);
+        std::vector<uint32_t> slabs;
+        for (const uint32_t place : places) slabs.push_back(give(parameters, place));
+        EXPECT_THAT(broker_.Await(Case::kRevokeDone).revoke_done().slab_ids(),
+                    ::testing::UnorderedElementsAreArray(slabs));
+        break;
+      }
+      case 3:
+      case 4: {
+        const std::vector<uint32_t> places = some(kv);
+        if (places.empty()) break;
+        std::vector<uint32_t> slabs;
+        for (const uint32_t place : places) slabs.push_back(give(kv, place));
+        if (random() % 2 == 0) {
+          broker_.RevokeKv(static_cast<uint32_t>(places.size()));
+          client_->FinishKvRevoke(AwaitEvent<KvRevoked>().id, Indexes(places));
+          EXPECT_THAT(broker_.Await(Case::kRevokeDone).revoke_done().slab_ids(),
+                      ::testing::UnorderedElementsAreArray(slabs));
+        } else {
+          client_->ReleaseKv(Indexes(places));
+          EXPECT_THAT(broker_.Await(Case::kReleaseKv).release_kv().slab_ids(),
+                      ::testing::UnorderedElementsAreArray(slabs));
+        }
+        break;
+      }
+      default: {
+        if (random() % 3 != 0) break;
+        const std::vector<uint32_t> places = some(parameters);
+        if (!places.empty()) broker_.RevokeParameters(places);  // never answered
+        broker_.Kill();
+        AwaitEvent<BrokerLost>();
+        broker_.Start();
+        broker_.AwaitAttached(++attached);
+        AwaitEvent<BrokerConnected>();
+        std::vector<std::string> held;
+        for (const auto& [place, slab] : parameters)
+          held.push_back(absl::StrCat("p", place, "=", slab));
+        for (const auto& [place, slab] : kv) held.push_back(absl::StrCat("kv", place, "=", slab));
+        ASSERT_THAT(HeldAtAttach(), ::testing::UnorderedElementsAreArray(held));
+        ASSERT_EQ(broker_.returned_slabs().size(), held.size());
+      }
+    }
+    ASSERT_EQ(client_->Mapped().kv, kv.size());
+    ASSERT_EQ(client_->ParametersAvailable(), parameters.size() == FakeBroker::kImageSlabs);
+    if (client_->ParametersAvailable()) {
+      ASSERT_TRUE(AwaitAllStages().ok());
+    }
+    for (const auto& [place, slab] : parameters) ASSERT_TRUE(SlabIsRestored(place)) << step;
+    for (const auto& [place, slab] : kv) {
+      const std::byte* const bytes = client_->kv() + place * kSlabBytes;
+      ASSERT_EQ(bytes[0], std::byte(slab + 1));
+      ASSERT_EQ(std::memcmp(bytes, bytes + 1, kSlabBytes - 1), 0);
+    }
+  }
+}
+
 TEST_F(GrpcMemoryClientTest, RefusalAtReattachIsFatal) {
   Connect();
   Activate();

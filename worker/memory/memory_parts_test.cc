@@ -1,0 +1,259 @@
+// The parts of the memory client that need no broker: regions, gate, slab states, restoring.
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+#include <xxhash.h>
+
+#include <atomic>
+#include <cstring>
+#include <random>
+#include <thread>
+
+#include "common/memory_file.h"
+#include "common/mutex.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "worker/memory/image_restorer.h"
+#include "worker/memory/parameter_gate.h"
+#include "worker/memory/parameter_slabs.h"
+#include "worker/memory/regions.h"
+
+namespace palimpsest {
+namespace {
+
+using ::testing::HasSubstr;
+using Stage = ParameterGateImpl::Stage;
+using State = ParameterSlabs::State;
+
+constexpr Bytes kSlab = KiB(64);
+constexpr absl::Duration kLong = absl::Seconds(30);
+
+UniqueFd Memfd(Bytes size, int seals, char content = 0) {
+  UniqueFd fd(::memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  const std::string bytes(static_cast<size_t>(size.count()), content);
+  EXPECT_EQ(::write(fd.get(), bytes.data(), bytes.size()), bytes.size());
+  EXPECT_EQ(::fcntl(fd.get(), F_ADD_SEALS, seals), 0);
+  return fd;
+}
+
+UniqueFd Slab(char content = 0) { return Memfd(kSlab, kSlabSeals, content); }
+
+UniqueFd ReadOnly(const UniqueFd& fd) {
+  const std::string path = "/proc/self/fd/" + std::to_string(fd.get());
+  return UniqueFd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+}
+
+TEST(SlabRegion, KeepsTrackOfWhatIsWhere) {
+  auto region = *SlabRegion::Reserve(3, kSlab);
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(region->base()) % MiB(2).count(), 0);
+  ASSERT_TRUE(region->Map(RegionIndex(1), SlabId(7), Epoch(70), Slab('b')).ok());
+  EXPECT_EQ(*region->MapAnywhere(SlabId(8), Epoch(80), Slab('a')), RegionIndex(0));
+  EXPECT_EQ(*region->MapAnywhere(SlabId(9), Epoch(90), Slab('c')), RegionIndex(2));
+  EXPECT_TRUE(absl::IsResourceExhausted(region->MapAnywhere(SlabId(1), Epoch(1), Slab()).status()));
+  EXPECT_TRUE(absl::IsAlreadyExists(region->Map(RegionIndex(1), SlabId(1), Epoch(1), Slab())));
+  EXPECT_TRUE(absl::IsInvalidArgument(region->Map(RegionIndex(3), SlabId(1), Epoch(1), Slab())));
+  EXPECT_EQ(static_cast<char>(*region->at(RegionIndex(1))), 'b');
+
+  EXPECT_EQ(*region->Unmap(RegionIndex(1)), SlabId(7));
+  EXPECT_TRUE(absl::IsNotFound(region->Unmap(RegionIndex(1)).status()));
+  EXPECT_TRUE(absl::IsNotFound(region->Unmap(RegionIndex(9)).status()));
+  EXPECT_EQ(region->mapped(), 2);
+  const std::vector<SlabRegion::Held> held = region->held();
+  ASSERT_EQ(held.size(), 2);
+  EXPECT_EQ(held[1].slab, SlabId(9));
+  EXPECT_EQ(held[1].epoch, Epoch(90));
+  EXPECT_EQ(held[1].index, RegionIndex(2));
+  EXPECT_TRUE(CheckSlabFile(held[1].memory->get(), kSlab).ok());
+}
+
+TEST(SlabRegion, RefusedSlabLeavesThePlaceFree) {
+  auto region = *SlabRegion::Reserve(1, kSlab);
+  const absl::Status status =
+      region->Map(RegionIndex(0), SlabId(5), Epoch(1), Memfd(kSlab * 2, kSlabSeals));
+  EXPECT_TRUE(absl::IsInvalidArgument(status));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("slab 5"));
+  EXPECT_FALSE(region->Map(RegionIndex(0), SlabId(5), Epoch(1), ReadOnly(Slab())).ok());
+  EXPECT_FALSE(region->Map(RegionIndex(0), SlabId(5), Epoch(1), UniqueFd()).ok());
+  EXPECT_TRUE(region->Map(RegionIndex(0), SlabId(5), Epoch(1), Slab()).ok());
+}
+
+TEST(ParameterGate, PassesReadyStagesAndRefusesAbsentOnes) {
+  ParameterGateImpl gate(2, kLong);
+  gate.Set(1, Stage::kReady);
+  EXPECT_TRUE(absl::IsUnavailable(gate.AwaitStage(0)));
+  EXPECT_TRUE(gate.AwaitStage(1).ok());
+  EXPECT_TRUE(absl::IsInvalidArgument(gate.AwaitStage(2)));
+  EXPECT_TRUE(absl::IsInvalidArgument(gate.AwaitStage(-1)));
+}
+
+TEST(ParameterGate, WaitersGoOnWhenTheStageComesLeavesOrFails) {
+  for (const int outcome : {0, 1, 2}) {
+    std::atomic<int> waits = 0;
+    ParameterGateImpl gate(1, kLong, [&](absl::Duration) { ++waits; });
+    gate.Set(0, Stage::kComing);
+    absl::Status result;
+    std::thread runner([&] { result = gate.AwaitStage(0); });
+    if (outcome == 0) gate.Set(0, Stage::kReady);
+    if (outcome == 1) gate.Set(0, Stage::kAbsent);
+    if (outcome == 2) gate.Fail(absl::DataLossError("damaged"));
+    runner.join();
+    EXPECT_EQ(result.code(), outcome == 0   ? absl::StatusCode::kOk
+                             : outcome == 1 ? absl::StatusCode::kUnavailable
+                                            : absl::StatusCode::kDataLoss);
+    EXPECT_LE(waits, 1);
+  }
+}
+
+TEST(ParameterGate, PatienceEndsAndIsMeasured) {
+  absl::Duration waited;
+  ParameterGateImpl gate(1, absl::Milliseconds(1), [&](absl::Duration d) { waited = d; });
+  gate.Set(0, Stage::kComing);
+  EXPECT_TRUE(absl::IsDeadlineExceeded(gate.AwaitStage(0)));
+  EXPECT_GE(waited, absl::Milliseconds(1));
+}
+
+TEST(ParameterSlabs, RandomTransitionsKeepTheGateRight) {
+  const std::vector<ParameterSlabs::StageSpan> spans = {{0, 1}, {1, 3}, {4, 2}};
+  ParameterGateImpl gate(3, kLong);
+  ParameterSlabs slabs(spans, &gate);
+  std::mt19937 random(5);
+  std::array<int, 5> seen = {};
+  for (int step = 0; step < 20'000; ++step) {
+    const RegionIndex i(random() % slabs.size());
+    const State state = slabs.state(i);
+    switch (random() % 8) {
+      case 0:
+        if (state == State::kAbsent) slabs.Promise(i);
+        break;
+      case 1:
+        if (state == State::kPromised) slabs.Mapped(i);
+        break;
+      case 2:
+        EXPECT_EQ(slabs.BeginRestore(i), state == State::kMapped && !slabs.revoked(i));
+        break;
+      case 3:
+        if (state == State::kRestoring) slabs.Restored(i);
+        break;
+      case 4:
+        if (random() % 8 == 0) slabs.AbandonRestore(i);
+        break;
+      case 5:
+        if (random() % 4 == 0 && state != State::kAbsent) slabs.Revoke(i);
+        break;
+      case 6:
+        if (random() % 2 == 0) slabs.Unrevoke(i);
+        break;
+      default:
+        if (slabs.revoked(i) && (state == State::kMapped || state == State::kRestored)) {
+          slabs.Unmapped(i);
+        } else if (random() % 64 == 0) {
+          slabs.LosePromises();
+        }
+    }
+    bool available = true;
+    uint32_t restored = 0;
+    for (size_t s = 0; s < spans.size(); ++s) {
+      bool missing = false, ready = true;
+      for (uint32_t k = 0; k < spans[s].count; ++k) {
+        const RegionIndex index(spans[s].first + k);
+        missing |= slabs.state(index) == State::kAbsent || slabs.revoked(index);
+        ready &= slabs.state(index) == State::kRestored;
+        restored += slabs.state(index) == State::kRestored;
+      }
+      const Stage expected = missing ? Stage::kAbsent : ready ? Stage::kReady : Stage::kComing;
+      ASSERT_EQ(gate.Get(static_cast<int>(s)), expected) << "step " << step;
+      available &= !missing;
+      ++seen[static_cast<size_t>(expected)];
+    }
+    ASSERT_EQ(slabs.Available(), available);
+    ASSERT_EQ(slabs.restored(), restored);
+  }
+  for (const Stage stage : {Stage::kAbsent, Stage::kComing, Stage::kReady}) {
+    EXPECT_GT(seen[static_cast<size_t>(stage)], 100);
+  }
+}
+
+TEST(ParameterSlabsDeathTest, IllegalTransitionsAbort) {
+  ParameterGateImpl gate(1, kLong);
+  ParameterSlabs slabs({{0, 1}}, &gate);
+  EXPECT_DEATH(slabs.Mapped(RegionIndex(0)), "without a promise");
+  EXPECT_DEATH(slabs.Unmapped(RegionIndex(0)), "unmapped");
+  EXPECT_DEATH(slabs.Revoke(RegionIndex(0)), "not here");
+}
+
+class ImageRestorerTest : public ::testing::Test {
+ protected:
+  static constexpr uint32_t kSlabs = 64;
+
+  ImageRestorerTest() : content_((kSlab * kSlabs).count(), 0), target_(content_.size(), 9) {
+    std::mt19937_64 random(3);
+    for (char& c : content_) c = static_cast<char>(random());
+    for (uint32_t i = 0; i < kSlabs; ++i) {
+      checksums_.push_back(XXH3_64bits(&content_[i * kSlab.count()], kSlab.count()));
+      all_.push_back(RegionIndex(i));
+    }
+  }
+
+  UniqueFd Image(int seals = kImageSeals) {
+    UniqueFd writable(::memfd_create("image", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+    EXPECT_EQ(::write(writable.get(), content_.data(), content_.size()), content_.size());
+    EXPECT_EQ(::fcntl(writable.get(), F_ADD_SEALS, seals), 0);
+    return ReadOnly(writable);
+  }
+  std::byte* target() { return reinterpret_cast<std::byte*>(target_.data()); }
+  bool Equal(uint32_t slab) {
+    return std::memcmp(&target_[slab * kSlab.count()], &content_[slab * kSlab.count()],
+                       kSlab.count()) == 0;
+  }
+
+  std::string content_, target_;
+  std::vector<uint64_t> checksums_;
+  std::vector<RegionIndex> all_;
+};
+
+TEST_F(ImageRestorerTest, CopiesWhatIsWantedOnAnyNumberOfThreads) {
+  for (const int threads : {1, 4}) {
+    for (const bool verify : {true, false}) {
+      std::fill(target_.begin(), target_.end(), 9);
+      auto restorer = *ImageRestorer::Open(Image(), kSlab, checksums_, threads, verify);
+      Mutex mu;
+      std::vector<RegionIndex> done;
+      const absl::Status status = restorer->Restore(
+          target(), all_, [](RegionIndex slab) { return slab.value() % 3 != 0; },
+          [&](RegionIndex slab) {
+            MutexLock lock(&mu);
+            done.push_back(slab);
+          });
+      ASSERT_TRUE(status.ok()) << status;
+      EXPECT_EQ(done.size(), kSlabs - (kSlabs + 2) / 3);
+      for (uint32_t i = 0; i < kSlabs; ++i) EXPECT_EQ(Equal(i), i % 3 != 0) << i;
+    }
+  }
+}
+
+TEST_F(ImageRestorerTest, OneWrongBitIsFoundAndItsSlabIsNeverDone) {
+  content_[kSlab.count() * 40 + 12345] ^= 0x10;
+  auto restorer = *ImageRestorer::Open(Image(), kSlab, checksums_, 3, true);
+  std::atomic<bool> wrong_done = false;
+  const absl::Status status = restorer->Restore(
+      target(), all_, [](RegionIndex) { return true; },
+      [&](RegionIndex slab) { wrong_done = wrong_done || slab == RegionIndex(40); });
+  EXPECT_TRUE(absl::IsDataLoss(status)) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("slab 40 "));
+  EXPECT_FALSE(wrong_done);
+}
+
+TEST_F(ImageRestorerTest, FilesThatAreNoSealedImageAreRefused) {
+  const auto open = [&](UniqueFd image, size_t slabs = kSlabs) {
+    checksums_.resize(slabs);
+    return ImageRestorer::Open(std::move(image), kSlab, checksums_, 1, true).status();
+  };
+  EXPECT_TRUE(absl::IsInvalidArgument(open(Image(F_SEAL_SHRINK | F_SEAL_GROW))));
+  EXPECT_TRUE(absl::IsInvalidArgument(open(Image(), kSlabs - 1)));
+  EXPECT_TRUE(absl::IsInvalidArgument(open(Memfd(kSlab * kSlabs, kImageSeals))));  // writable
+  EXPECT_TRUE(absl::IsInvalidArgument(open(UniqueFd(::open("/proc/self/exe", O_RDONLY)))));
+  EXPECT_TRUE(open(Image()).ok());
+}
+
+}  // namespace
+}  // namespace palimpsest
