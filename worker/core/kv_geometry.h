@@ -46,9 +46,14 @@ struct KvGeometry {
             std::min(end, block_count())};
   }
 
+  // Usable blocks when `slabs` slabs are mapped from the start of the region without gaps.
+  int32_t BlocksIn(int32_t slabs) const {
+    return static_cast<int32_t>(std::max<int64_t>(0, slab_bytes * slabs / block_bytes - 1));
+  }
+
   int32_t BlocksFor(int32_t tokens) const { return (tokens + block_tokens - 1) / block_tokens; }
 
-  // Slabs that hold `blocks` blocks when mapped from the start of the region without gaps.
+  // The inverse: slabs that hold `blocks` blocks, mapped as for BlocksIn.
   int32_t SlabsFor(int32_t blocks) const {
     return blocks == 0 ? 0
                        : static_cast<int32_t>(

@@ -25,6 +25,10 @@ absl::Status SchedulerConfig::Validate() const {
         {"queue_capacity", queue_capacity}}) {
     if (absl::Status status = positive(name, value); !status.ok()) return status;
   }
+  if (max_kv_slabs < 1 || max_kv_slabs > geometry.region_slabs) {
+    return absl::InvalidArgumentError(absl::StrCat("max_kv_slabs must be from 1 to the region's ",
+                                                   geometry.region_slabs, "; got ", max_kv_slabs));
+  }
   if (sliding_window < 0) {
     return absl::InvalidArgumentError(
         absl::StrCat("the sliding window must not be negative; got ", sliding_window));
@@ -39,14 +43,21 @@ absl::Status SchedulerConfig::Validate() const {
 
 Scheduler::Scheduler(const SchedulerConfig& config, const TokenBytes* token_bytes,
                      BlockKeyFunction key)
-    : config_(config), token_bytes_(token_bytes), key_(key), blocks_(config.geometry) {
-  const int64_t capacity = static_cast<int64_t>(config_.geometry.block_count()) - 1;
+    : config_(config),
+      token_bytes_(token_bytes),
+      key_(key),
+      blocks_(config.geometry),
+      capacity_blocks_(config.geometry.BlocksIn(config.max_kv_slabs)),
+      longest_sequence_(LongestSequence()) {}
+
+int32_t Scheduler::LongestSequence() const {
   // The last token of a sequence needs no KV.
-  longest_sequence_ = PeakBlocks(config_.max_sequence_tokens - 1) <= capacity
-                          ? config_.max_sequence_tokens
-                          : static_cast<int32_t>(
-                                std::max<int64_t>(0, capacity * config_.geometry.block_tokens + 1));
-  if (PeakBlocks(longest_sequence_ - 1) > capacity) longest_sequence_ = 0;
+  if (PeakBlocks(config_.max_sequence_tokens - 1) <= capacity_blocks_) {
+    return config_.max_sequence_tokens;
+  }
+  return static_cast<int32_t>(
+      std::min<int64_t>(config_.max_sequence_tokens,
+                        int64_t{capacity_blocks_} * config_.geometry.block_tokens + 1));
 }
 
 // Most blocks that a sequence of `tokens` computed tokens holds at any time.
@@ -64,14 +75,15 @@ absl::Status Scheduler::CheckRequest(const SequenceRequest& request) const {
   const auto size = static_cast<int64_t>(request.prompt.size());
   if (size == 0) return absl::InvalidArgumentError("the prompt is empty; send at least one token");
   if (size >= longest_sequence_) {
-    const bool region = longest_sequence_ < config_.max_sequence_tokens;
     return absl::InvalidArgumentError(absl::StrCat(
         "the prompt has ", size, " tokens, but a sequence has at most ", longest_sequence_,
         ", of which the output needs at least one",
-        region ? absl::StrCat(" (the model allows ", config_.max_sequence_tokens,
-                              "; the KV region holds ", config_.geometry.block_count() - 1,
-                              " blocks of ", config_.geometry.block_tokens, " tokens)")
-               : std::string()));
+        longest_sequence_ == config_.max_sequence_tokens
+            ? std::string()
+            : absl::StrCat(" (the model allows ", config_.max_sequence_tokens, ", but the ",
+                           config_.max_kv_slabs, " KV slabs that this worker may hold have room for ",
+                           capacity_blocks_, " blocks of ", config_.geometry.block_tokens,
+                           " tokens)")));
   }
   if (request.output_offset < 0 || request.output_offset >= size) {
     return absl::InvalidArgumentError(absl::StrCat("output_offset must be from 0 to ", size - 1,
@@ -405,7 +417,7 @@ int32_t Scheduler::SlabsToHold(int32_t blocks) const {
   // Holes cut straddling blocks, so that more slabs may be needed than a dense region would have.
   const auto more =
       static_cast<int32_t>(CeilDiv(geometry.block_bytes * missing, geometry.slab_bytes));
-  return std::min(geometry.region_slabs, std::max(dense, blocks_.mapped_slabs() + more));
+  return std::min(config_.max_kv_slabs, std::max(dense, blocks_.mapped_slabs() + more));
 }
 
 KvDemand Scheduler::Demand() const {
@@ -424,9 +436,8 @@ KvDemand Scheduler::Demand() const {
       std::min<size_t>(config_.max_batch_sequences - running_.size(), waiting_.size());
   for (size_t i = 0; i < room; ++i) wanted += PeakBlocks(waiting_[i]->size()) + 1;
   if (running_.empty() && room > 0) needed += PeakBlocks(waiting_.front()->size());
-  const int64_t capacity = std::max<int64_t>(0, int64_t{geometry.block_count()} - 1);
-  return {SlabsToHold(static_cast<int32_t>(std::min(needed, capacity))),
-          SlabsToHold(static_cast<int32_t>(std::min(wanted, capacity)))};
+  return {SlabsToHold(static_cast<int32_t>(std::min<int64_t>(needed, capacity_blocks_))),
+          SlabsToHold(static_cast<int32_t>(std::min<int64_t>(wanted, capacity_blocks_)))};
 }
 
 void Scheduler::CheckBoundary() const { PALIMPSEST_CHECK(!in_flight_); }

@@ -34,6 +34,8 @@ namespace palimpsest {
 
 struct SchedulerConfig {
   KvGeometry geometry;
+  // Slabs that may be mapped at once; at most the region's.
+  int32_t max_kv_slabs = 0;
   int32_t vocab_size = 0;
   // Longest sequence (prompt and output) in tokens.
   int32_t max_sequence_tokens = 0;
@@ -109,7 +111,7 @@ class Scheduler {
   int32_t waiting() const { return static_cast<int32_t>(waiting_.size()); }
   const BlockManager& blocks() const { return blocks_; }
   const SchedulerCounters& counters() const { return counters_; }
-  // The longest sequence that Add accepts: as configured, or less if the KV region is smaller.
+  // The longest sequence that Add accepts: as configured, or less if max_kv_slabs don't hold it.
   int32_t longest_sequence() const { return longest_sequence_; }
 
   // Aborts if the sequences and the blocks contradict each other.
@@ -122,6 +124,7 @@ class Scheduler {
   };
 
   int32_t PeakBlocks(int32_t tokens) const;
+  int32_t LongestSequence() const;
   int32_t SlabsToHold(int32_t blocks) const;
   void ExtendKeys(Sequence& sequence, int32_t blocks);
   void ScheduleRunning(int32_t& budget, bool& stalled);
@@ -142,7 +145,8 @@ class Scheduler {
   const TokenBytes* const token_bytes_;
   const BlockKeyFunction key_;
   BlockManager blocks_;
-  int32_t longest_sequence_ = 0;
+  const int32_t capacity_blocks_;  // with max_kv_slabs mapped
+  const int32_t longest_sequence_;
   uint64_t next_id_ = 1;
   absl::flat_hash_map<SequenceId, std::unique_ptr<Sequence>> sequences_;
   // Both in order of arrival; every running sequence is older than every waiting one.

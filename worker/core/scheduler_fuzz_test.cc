@@ -84,6 +84,7 @@ class Simulation {
     const int blocks = Between(12, 70);
     config.geometry.region_slabs = static_cast<int32_t>(
         CeilDiv(config.geometry.block_bytes * (blocks + 1), config.geometry.slab_bytes));
+    config.max_kv_slabs = config.geometry.region_slabs;
     config.vocab_size = 50;
     config.max_sequence_tokens = Between(20, 90);
     config.sliding_window = Chance(30) ? Between(1, 20) : 0;

@@ -125,10 +125,10 @@ void Engine::StartDrain() {
   stats_.draining = true;
 }
 
-int32_t Engine::AwaitDrained(absl::Time deadline) {
+int32_t Engine::AwaitDrained(absl::Duration timeout) {
+  const absl::Time deadline = absl::Now() + timeout;
   MutexLock lock(&mutex_);
-  while (unfinished_ > 0) {
-    if (changed_.WaitWithTimeout(&mutex_, deadline - parts_.clock->Now())) break;
+  while (unfinished_ > 0 && !changed_.WaitWithDeadline(&mutex_, deadline)) {
   }
   return unfinished_;
 }
@@ -224,6 +224,7 @@ void Engine::Handle(const KvPressureSeen& event) {
 
 void Engine::Handle(const BrokerConnected& event) {
   connected_ = true;
+  if (parts_.on_connection) parts_.on_connection(true);
   Log(LogLevel::kInfo, "attached to the broker", {{"reattached", event.reattached}});
   parts_.memory->SetKvTarget(stated_target_.target_slabs, stated_target_.needed_slabs);
   parts_.memory->RequestActivation(ActivationReason::kEager);
@@ -231,6 +232,7 @@ void Engine::Handle(const BrokerConnected& event) {
 
 void Engine::Handle(const BrokerLost& event) {
   connected_ = false;
+  if (parts_.on_connection) parts_.on_connection(false);
   Log(LogLevel::kWarning, "broker lost; running on with the memory that is here",
       {{"reason", event.reason}});
 }

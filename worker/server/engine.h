@@ -60,6 +60,9 @@ struct EngineParts {
   const TokenBytes* token_bytes = nullptr;
   EngineMetrics* metrics = nullptr;
   const Clock* clock = nullptr;
+  // Called by the engine thread when the session with the broker begins (true) and is lost. May be
+  // null; must not block.
+  std::function<void(bool)> on_connection;
 };
 
 struct EngineStats {
@@ -94,8 +97,8 @@ class Engine {
 
   // Submit fails from now on.
   void StartDrain();
-  // Waits for the last request to end; returns how many are left at `deadline`.
-  int32_t AwaitDrained(absl::Time deadline);
+  // Waits for the last request to end; returns how many are left after `timeout` of real time.
+  int32_t AwaitDrained(absl::Duration timeout);
 
   EngineStats Stats() const;
   const SchedulerConfig& scheduler_config() const { return options_.scheduler; }

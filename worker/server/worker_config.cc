@@ -1,0 +1,69 @@
+#include "worker/server/worker_config.h"
+
+#include "absl/strings/str_cat.h"
+
+namespace palimpsest {
+namespace {
+
+void ReadEngine(ConfigReader engine, WorkerConfig& config) {
+  const auto integer = [&engine](absl::string_view key, int64_t min, int64_t max,
+                                 int64_t fallback) {
+    return static_cast<int32_t>(engine.Int(key, min, max, fallback));
+  };
+  config.threads = integer("threads", 0, 1024, 0);
+  config.restore_threads = integer("restore_threads", 1, 256, 2);
+  config.verify_parameters = engine.Bool("verify_parameters", true);
+  config.max_batch_sequences = integer("max_batch_sequences", 1, 4096, 32);
+  config.max_step_tokens = integer("max_step_tokens", 1, 1 << 20, 256);
+  config.queue_capacity = integer("queue_capacity", 1, 1 << 16, 256);
+  config.kv_low_water_slabs = integer("kv_low_water_slabs", 0, 1 << 20, 4);
+  config.kv_high_water_slabs = integer("kv_high_water_slabs", 0, 1 << 20, 16);
+  config.kv_shrink_delay =
+      engine.Duration("kv_shrink_delay", absl::ZeroDuration(), absl::Hours(24), absl::Seconds(10));
+  config.stream_tokens = integer("stream_tokens", 1, 1 << 20, 4096);
+  config.stall_timeout =
+      engine.Duration("stall_timeout", absl::Milliseconds(100), absl::Hours(1), absl::Seconds(60));
+  if (config.max_step_tokens < config.max_batch_sequences) {
+    engine.Error("max_step_tokens",
+                 absl::StrCat("expected at least max_batch_sequences (", config.max_batch_sequences,
+                              "): every running sequence decodes one token in every step"));
+  }
+  if (config.kv_high_water_slabs < config.kv_low_water_slabs) {
+    engine.Error("kv_high_water_slabs", absl::StrCat("expected at least kv_low_water_slabs (",
+                                                     config.kv_low_water_slabs, ")"));
+  }
+}
+
+}  // namespace
+
+absl::StatusOr<WorkerConfig> ReadWorkerConfig(YamlConfig& yaml) {
+  ConfigReader root = yaml.root();
+  WorkerConfig config;
+  config.tenant = root.String("tenant");
+  config.secret_file = root.String("secret_file", "");
+  ConfigReader model = root.Map("model");
+  config.model_name = model.String("name");
+  config.model_path = model.String("path");
+  config.max_sequence_tokens =
+      static_cast<int32_t>(model.Int("max_sequence_tokens", 0, 1 << 24, 0));
+  ConfigReader broker = root.Map("broker");
+  config.control_socket = broker.String("control_socket");
+  config.descriptor_socket = broker.String("descriptor_socket");
+  config.listen = root.String("listen");
+  config.router_token_file = root.String("router_token_file");
+  config.metrics_listen = root.String("metrics_listen", "127.0.0.1:0");
+  config.drain_timeout =
+      root.Duration("drain_timeout", absl::ZeroDuration(), absl::Hours(24), absl::Seconds(30));
+  ConfigReader log = root.Map("log");
+  config.log_level = log.Choice<LogLevel>("level",
+                                          {{"debug", LogLevel::kDebug},
+                                           {"info", LogLevel::kInfo},
+                                           {"warning", LogLevel::kWarning},
+                                           {"error", LogLevel::kError}},
+                                          LogLevel::kInfo);
+  ReadEngine(root.Map("engine"), config);
+  if (absl::Status status = yaml.Finish(); !status.ok()) return status;
+  return config;
+}
+
+}  // namespace palimpsest

@@ -1,0 +1,64 @@
+// The settings of a worker process, from its YAML file. Paths are relative to the directory in
+// which the process runs.
+#ifndef PALIMPSEST_WORKER_SERVER_WORKER_CONFIG_H_
+#define PALIMPSEST_WORKER_SERVER_WORKER_CONFIG_H_
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "common/log.h"
+#include "common/yaml_config.h"
+
+namespace palimpsest {
+
+struct WorkerConfig {
+  // The tenant that this worker serves, and the secret by which the broker knows it (may be empty
+  // if the broker knows the tenant's uid).
+  std::string tenant;
+  std::string secret_file;
+
+  // Name under which the model is served, its Hugging Face folder, and the longest sequence in
+  // tokens (0: as long as the broker's image allows).
+  std::string model_name;
+  std::string model_path;
+  int32_t max_sequence_tokens = 0;
+
+  std::string control_socket;
+  std::string descriptor_socket;
+
+  // gRPC address; port 0 takes a free one.
+  std::string listen;
+  // The bearer token that the router presents.
+  std::string router_token_file;
+  std::string metrics_listen;
+  // How long running requests may go on after SIGTERM.
+  absl::Duration drain_timeout;
+  LogLevel log_level = LogLevel::kInfo;
+
+  // Compute threads; 0: one per CPU.
+  int32_t threads = 0;
+  // Threads that copy parameters back, and whether the copies are compared with the checksums.
+  int32_t restore_threads = 2;
+  bool verify_parameters = true;
+  int32_t max_batch_sequences = 0;
+  int32_t max_step_tokens = 0;
+  int32_t queue_capacity = 0;
+  // Marks between which the reserve of KV slabs is left alone, and how long demand must have been
+  // lower before it shrinks.
+  int32_t kv_low_water_slabs = 0;
+  int32_t kv_high_water_slabs = 0;
+  absl::Duration kv_shrink_delay;
+  // Tokens that a client may be behind before it loses its request.
+  int32_t stream_tokens = 0;
+  // How long requests wait without any step succeeding.
+  absl::Duration stall_timeout;
+};
+
+// InvalidArgument lists every error with its line.
+absl::StatusOr<WorkerConfig> ReadWorkerConfig(YamlConfig& yaml);
+
+}  // namespace palimpsest
+
+#endif  // PALIMPSEST_WORKER_SERVER_WORKER_CONFIG_H_

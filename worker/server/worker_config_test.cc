@@ -1,0 +1,80 @@
+#include "worker/server/worker_config.h"
+
+#include <string>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace palimpsest {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr char kMinimal[] = R"(
+tenant: alpha
+model: {name: tiny, path: /models/tiny}
+broker: {control_socket: b.sock, descriptor_socket: d.sock}
+listen: 127.0.0.1:0
+router_token_file: secrets/router
+)";
+
+absl::StatusOr<WorkerConfig> Read(const std::string& text) {
+  auto yaml = YamlConfig::Parse(text, "worker.yaml");
+  if (!yaml.ok()) return yaml.status();
+  return ReadWorkerConfig(*yaml);
+}
+
+TEST(WorkerConfig, DefaultsFillAMinimalFile) {
+  const auto config = Read(kMinimal);
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_EQ(config->tenant, "alpha");
+  EXPECT_EQ(config->secret_file, "");
+  EXPECT_EQ(config->model_name, "tiny");
+  EXPECT_EQ(config->max_sequence_tokens, 0);
+  EXPECT_EQ(config->max_batch_sequences, 32);
+  EXPECT_GE(config->max_step_tokens, config->max_batch_sequences);
+  EXPECT_EQ(config->log_level, LogLevel::kInfo);
+}
+
+TEST(WorkerConfig, PrintedConfigurationReadsBack) {
+  auto yaml = YamlConfig::Parse(kMinimal, "worker.yaml");
+  ASSERT_TRUE(yaml.ok());
+  ASSERT_TRUE(ReadWorkerConfig(*yaml).ok());
+  const auto again = Read(yaml->EffectiveYaml());
+  ASSERT_TRUE(again.ok()) << again.status();
+  EXPECT_EQ(again->stall_timeout, absl::Seconds(60));
+}
+
+TEST(WorkerConfig, LocalDeploymentIsValid) {
+  for (const char* file : {"deploy/local/alpha.yaml", "deploy/local/beta.yaml"}) {
+    auto yaml = YamlConfig::ReadFile(file);
+    ASSERT_TRUE(yaml.ok()) << yaml.status();
+    const auto config = ReadWorkerConfig(*yaml);
+    EXPECT_TRUE(config.ok()) << config.status();
+  }
+}
+
+TEST(WorkerConfig, ErrorsNameLineAndReason) {
+  const auto expect = [](const std::string& more, const std::string& words) {
+    const auto config = Read(kMinimal + more);
+    ASSERT_FALSE(config.ok()) << more;
+    EXPECT_EQ(config.status().code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(config.status().message()), HasSubstr("worker.yaml:7"));
+    EXPECT_THAT(std::string(config.status().message()), HasSubstr(words));
+  };
+  expect("engin: {}", "engin");
+  expect("engine: {max_step_tokens: 8, max_batch_sequences: 16}", "max_batch_sequences (16)");
+  expect("engine: {kv_low_water_slabs: 9, kv_high_water_slabs: 3}", "kv_low_water_slabs (9)");
+  expect("engine: {queue_capacity: 0}", "queue_capacity");
+  expect("engine: {thread: 2}", "thread");
+  expect("drain_timeout: -1s", "drain_timeout");
+  expect("log: {level: loud}", "level");
+  const auto empty = Read("{}");
+  ASSERT_FALSE(empty.ok());
+  for (const char* key : {"tenant", "listen", "router_token_file", "path", "control_socket"}) {
+    EXPECT_THAT(std::string(empty.status().message()), HasSubstr(key));
+  }
+}
+
+}  // namespace
+}  // namespace palimpsest

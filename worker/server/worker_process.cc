@@ -1,0 +1,198 @@
+#include "worker/server/worker_process.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/clock.h"
+#include "common/file.h"
+#include "common/log.h"
+#include "worker/compute/cpu/cpu_runner.h"
+#include "worker/compute/cpu/host_block_copier.h"
+#include "worker/model/image_layout.h"
+#include "worker/model/manifest.h"
+
+namespace palimpsest {
+namespace {
+
+// How often a drain looks whether it should hurry.
+constexpr absl::Duration kDrainSlice = absl::Milliseconds(100);
+// For the last messages of streams that were ended.
+constexpr absl::Duration kLastWrites = absl::Seconds(2);
+
+class OutputTokenBytes final : public TokenBytes {
+ public:
+  explicit OutputTokenBytes(const Tokenizer* tokenizer) : tokenizer_(tokenizer) {}
+
+  absl::string_view BytesOf(TokenId token) const override { return tokenizer_->OutputBytes(token); }
+
+ private:
+  const Tokenizer* const tokenizer_;
+};
+
+absl::Status CheckImage(const v1::ImageManifest& manifest, const ModelConfig& model) {
+  const auto layout = LayOutImage(model, Bytes(static_cast<int64_t>(manifest.slab_bytes())));
+  if (!layout.ok()) return layout.status();
+  return CheckManifest(manifest, model, *layout);
+}
+
+void LogProgress(const v1::ImageProgress& progress) {
+  Log(LogLevel::kInfo, "the broker prepares the parameter image",
+      {{"phase", progress.phase()},
+       {"done", Bytes(static_cast<int64_t>(progress.done_bytes()))},
+       {"total", Bytes(static_cast<int64_t>(progress.total_bytes()))}});
+}
+
+}  // namespace
+
+WorkerProcess::WorkerProcess(const WorkerConfig& config)
+    : config_(config), metrics_(MetricProcess::kWorker), engine_metrics_(metrics_) {}
+
+absl::StatusOr<std::unique_ptr<WorkerProcess>> WorkerProcess::Start(
+    const WorkerConfig& config, std::function<void(const absl::Status&)> on_fatal) {
+  std::unique_ptr<WorkerProcess> process(new WorkerProcess(config));
+  auto metrics = MetricsServer::Start(process->metrics_, config.metrics_listen);
+  if (!metrics.ok()) return metrics.status();
+  process->metrics_server_ = *std::move(metrics);
+  if (absl::Status status = process->LoadModel(); !status.ok()) return status;
+  if (absl::Status status = process->Attach(std::move(on_fatal)); !status.ok()) return status;
+  if (absl::Status status = process->StartEngine(); !status.ok()) return status;
+  if (absl::Status status = process->Serve(); !status.ok()) return status;
+  return process;
+}
+
+absl::Status WorkerProcess::LoadModel() {
+  auto model = ReadModelConfig(config_.model_path);
+  if (!model.ok()) return model.status();
+  model_ = *std::move(model);
+  auto tokenizer = Tokenizer::Load(config_.model_path);
+  if (!tokenizer.ok()) return tokenizer.status();
+  tokenizer_ = *std::move(tokenizer);
+  token_bytes_ = std::make_unique<OutputTokenBytes>(tokenizer_.get());
+  return absl::OkStatus();
+}
+
+absl::Status WorkerProcess::Attach(std::function<void(const absl::Status&)> on_fatal) {
+  GrpcMemoryClient::Options options;
+  options.connection.address = absl::StrCat("unix:", config_.control_socket);
+  options.connection.descriptor_socket = config_.descriptor_socket;
+  options.connection.tenant = config_.tenant;
+  options.connection.on_progress = LogProgress;
+  if (!config_.secret_file.empty()) {
+    auto secret = ReadSecretFile(config_.secret_file);
+    if (!secret.ok()) return secret.status();
+    options.connection.secret = *std::move(secret);
+  }
+  options.check_manifest = [this](const v1::ImageManifest& manifest) {
+    return CheckImage(manifest, model_);
+  };
+  options.restore_threads = config_.restore_threads;
+  options.verify_parameters = config_.verify_parameters;
+  options.on_fatal = std::move(on_fatal);
+  options.metrics = &metrics_;
+  auto memory = GrpcMemoryClient::Connect(std::move(options));
+  if (!memory.ok()) return memory.status();
+  memory_ = *std::move(memory);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<EngineOptions> WorkerProcess::MakeEngineOptions() const {
+  const v1::ImageManifest& manifest = memory_->manifest();
+  const auto packed_tokens = static_cast<int32_t>(manifest.max_sequence_tokens());
+  if (config_.max_sequence_tokens > packed_tokens) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("model.max_sequence_tokens is ", config_.max_sequence_tokens,
+                     ", but the broker serves at most ", packed_tokens,
+                     "; lower it, or raise the tenant's model.max_sequence_tokens at the broker"));
+  }
+  const auto image_slabs =
+      static_cast<int32_t>(manifest.image_bytes() / static_cast<uint64_t>(manifest.slab_bytes()));
+  const int32_t kv_slabs = std::min(memory_->quota_slabs(), memory_->pool_slabs()) - image_slabs;
+  if (kv_slabs < 1) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("the tenant's quota of ", memory_->quota_slabs(),
+                     " slabs leaves no room for KV cache beside ", image_slabs,
+                     " slabs of parameters; raise its quota at the broker"));
+  }
+  EngineOptions options;
+  SchedulerConfig& scheduler = options.scheduler;
+  scheduler.geometry.slab_bytes = memory_->slab_bytes();
+  scheduler.geometry.block_bytes = Bytes(static_cast<int64_t>(manifest.kv_block_bytes()));
+  scheduler.geometry.block_tokens = static_cast<int32_t>(manifest.kv_block_tokens());
+  scheduler.geometry.region_slabs = memory_->pool_slabs();
+  scheduler.max_kv_slabs = kv_slabs;
+  scheduler.vocab_size = model_.vocab_size;
+  scheduler.max_sequence_tokens =
+      config_.max_sequence_tokens == 0 ? packed_tokens : config_.max_sequence_tokens;
+  scheduler.sliding_window = model_.sliding_window.value_or(0);
+  scheduler.eos_token_ids = model_.eos_token_ids;
+  scheduler.max_batch_sequences = config_.max_batch_sequences;
+  scheduler.max_step_tokens = config_.max_step_tokens;
+  scheduler.queue_capacity = config_.queue_capacity;
+  options.kv_target = {.low_water_slabs = config_.kv_low_water_slabs,
+                       .high_water_slabs = config_.kv_high_water_slabs,
+                       .shrink_delay = config_.kv_shrink_delay,
+                       .max_slabs = kv_slabs};
+  options.stream_tokens = config_.stream_tokens;
+  options.stall_timeout = config_.stall_timeout;
+  if (absl::Status status = options.Validate(); !status.ok()) return status;
+  return options;
+}
+
+absl::Status WorkerProcess::StartEngine() {
+  const auto options = MakeEngineOptions();
+  if (!options.ok()) return options.status();
+  const auto layout = LayOutImage(model_, memory_->slab_bytes());
+  if (!layout.ok()) return layout.status();
+  const ModelMemory memory{memory_->parameters(), memory_->kv(),
+                           options->scheduler.geometry.block_bytes};
+  CpuRunnerOptions runner_options;
+  runner_options.threads = config_.threads;
+  runner_options.block_tokens = options->scheduler.geometry.block_tokens;
+  auto runner = CpuRunner::Create(model_, *layout, memory, &memory_->gate(), runner_options);
+  if (!runner.ok()) return runner.status();
+  runner_ = *std::move(runner);
+  copier_ = std::make_unique<HostBlockCopier>(memory);
+  EngineParts parts;
+  parts.memory = memory_.get();
+  parts.runner = runner_.get();
+  parts.copier = copier_.get();
+  parts.token_bytes = token_bytes_.get();
+  parts.metrics = &engine_metrics_;
+  parts.clock = &Clock::Real();
+  parts.on_connection = [this](bool connected) { server_.SetConnected(connected); };
+  engine_ = std::make_unique<Engine>(*options, parts);
+  return absl::OkStatus();
+}
+
+absl::Status WorkerProcess::Serve() {
+  auto token = ReadSecretFile(config_.router_token_file);
+  if (!token.ok()) return token.status();
+  WorkerServiceOptions options;
+  options.tenant = config_.tenant;
+  options.model = config_.model_name;
+  options.router_token = *std::move(token);
+  options.on_drain = [this] { server_.SetDraining(); };
+  service_ = std::make_unique<WorkerService>(std::move(options), engine_.get(), memory_.get(),
+                                             &engine_metrics_);
+  if (absl::Status status = server_.Start(config_.listen, service_.get()); !status.ok()) {
+    return status;
+  }
+  engine_->Start();
+  return absl::OkStatus();
+}
+
+void WorkerProcess::Shutdown(const std::function<bool()>& hurry) {
+  engine_->StartDrain();
+  server_.SetDraining();
+  const Clock& clock = Clock::Real();
+  const absl::Time deadline = clock.Now() + config_.drain_timeout;
+  int32_t left = engine_->AwaitDrained(absl::ZeroDuration());
+  while (left > 0 && clock.Now() < deadline && !hurry()) left = engine_->AwaitDrained(kDrainSlice);
+  if (left > 0) Log(LogLevel::kWarning, "requests cut off by the shutdown", {{"requests", left}});
+  engine_->Stop();
+  server_.Shutdown(kLastWrites);
+  memory_->Detach();
+}
+
+}  // namespace palimpsest

@@ -1,0 +1,69 @@
+// Everything of a worker process but main(): attaches to the broker, sets the runner up on the
+// memory that it gives, and serves.
+//
+// Threads: Start blocks until the broker has the model's image (minutes, the first time); Shutdown
+// blocks for the drain. Both from one thread.
+#ifndef PALIMPSEST_WORKER_SERVER_WORKER_PROCESS_H_
+#define PALIMPSEST_WORKER_SERVER_WORKER_PROCESS_H_
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/metrics.h"
+#include "common/text/tokenizer.h"
+#include "worker/core/block_copier.h"
+#include "worker/core/model_runner.h"
+#include "worker/core/token_bytes.h"
+#include "worker/memory/grpc_memory_client.h"
+#include "worker/model/model_config.h"
+#include "worker/server/engine.h"
+#include "worker/server/engine_metrics.h"
+#include "worker/server/worker_config.h"
+#include "worker/server/worker_server.h"
+#include "worker/server/worker_service.h"
+
+namespace palimpsest {
+
+class WorkerProcess {
+ public:
+  // `on_fatal` is called from a background thread when the process can't go on and should exit.
+  static absl::StatusOr<std::unique_ptr<WorkerProcess>> Start(
+      const WorkerConfig& config, std::function<void(const absl::Status&)> on_fatal);
+
+  // Refuses new requests, lets the running ones end until the drain timeout, ends the others with
+  // UNAVAILABLE, and gives the memory back. `hurry` is asked now and then whether to stop waiting.
+  void Shutdown(const std::function<bool()>& hurry);
+
+  const std::string& address() const { return server_.address(); }
+  const std::string& metrics_address() const { return metrics_server_->address(); }
+
+ private:
+  explicit WorkerProcess(const WorkerConfig& config);
+
+  absl::Status LoadModel();
+  absl::Status Attach(std::function<void(const absl::Status&)> on_fatal);
+  absl::Status StartEngine();
+  absl::StatusOr<EngineOptions> MakeEngineOptions() const;
+  absl::Status Serve();
+
+  const WorkerConfig config_;
+  Metrics metrics_;
+  EngineMetrics engine_metrics_;
+  std::unique_ptr<MetricsServer> metrics_server_;
+  ModelConfig model_;
+  std::unique_ptr<Tokenizer> tokenizer_;
+  std::unique_ptr<TokenBytes> token_bytes_;
+  std::unique_ptr<GrpcMemoryClient> memory_;
+  std::unique_ptr<ModelRunner> runner_;
+  std::unique_ptr<BlockCopier> copier_;
+  std::unique_ptr<Engine> engine_;
+  std::unique_ptr<WorkerService> service_;
+  WorkerServer server_;
+};
+
+}  // namespace palimpsest
+
+#endif  // PALIMPSEST_WORKER_SERVER_WORKER_PROCESS_H_

@@ -1,0 +1,73 @@
+#include "worker/server/worker_server.h"
+
+#include <grpcpp/ext/proto_server_reflection_plugin.h>
+#include <grpcpp/health_check_service_interface.h>
+
+#include <chrono>
+
+#include "absl/strings/str_cat.h"
+
+namespace palimpsest {
+namespace {
+
+constexpr char kServiceName[] = "palimpsest.v1.Worker";
+// Threads that gRPC may start for calls that block one (Drain, GetStats).
+constexpr int kMaxThreads = 64;
+
+}  // namespace
+
+WorkerServer::~WorkerServer() { Shutdown(absl::ZeroDuration()); }
+
+absl::Status WorkerServer::Start(const std::string& address, grpc::Service* service) {
+  grpc::EnableDefaultHealthCheckService(true);
+  grpc::reflection::InitProtoReflectionServerBuilderPlugin();
+  grpc::ResourceQuota quota("worker");
+  quota.SetMaxThreads(kMaxThreads);
+  grpc::ServerBuilder builder;
+  int port = 0;
+  builder.SetResourceQuota(quota);
+  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+  builder.AddListeningPort(address, grpc::InsecureServerCredentials(), &port);
+  builder.RegisterService(service);
+  server_ = builder.BuildAndStart();
+  if (server_ == nullptr || port == 0) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("cannot listen on ", address, ": expected HOST:PORT of a free port"));
+  }
+  address_ = absl::StrCat(address.substr(0, address.rfind(':')), ":", port);
+  MutexLock lock(&mutex_);
+  health_ = server_->GetHealthCheckService();
+  ShowHealth();
+  return absl::OkStatus();
+}
+
+void WorkerServer::SetConnected(bool connected) {
+  MutexLock lock(&mutex_);
+  connected_ = connected;
+  ShowHealth();
+}
+
+void WorkerServer::SetDraining() {
+  MutexLock lock(&mutex_);
+  draining_ = true;
+  ShowHealth();
+}
+
+void WorkerServer::ShowHealth() {
+  if (health_ == nullptr) return;
+  const bool serving = connected_ && !draining_;
+  health_->SetServingStatus(serving);
+  health_->SetServingStatus(kServiceName, serving);
+}
+
+void WorkerServer::Shutdown(absl::Duration patience) {
+  {
+    MutexLock lock(&mutex_);
+    health_ = nullptr;
+  }
+  if (server_ == nullptr) return;
+  server_->Shutdown(absl::ToChronoTime(absl::Now() + patience));
+  server_->Wait();
+}
+
+}  // namespace palimpsest

@@ -1,0 +1,135 @@
+#include "worker/server/worker_service.h"
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/grpc_status.h"
+#include "common/log.h"
+#include "common/random.h"
+#include "worker/server/generate_call.h"
+#include "worker/server/sampling_conversion.h"
+
+namespace palimpsest {
+namespace {
+
+constexpr size_t kMaxRequestId = 128;
+// A drain answers so long before its caller would give up.
+constexpr absl::Duration kDrainMargin = absl::Milliseconds(100);
+// A drain without a deadline waits so long.
+constexpr absl::Duration kLongestDrain = absl::Minutes(10);
+
+absl::Status CheckRequestId(const std::string& id) {
+  if (!id.empty() && id.size() <= kMaxRequestId &&
+      std::all_of(id.begin(), id.end(), [](char c) { return c > ' ' && c < 0x7f; })) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrCat("request_id must be 1 to ", kMaxRequestId,
+                                                 " printable ASCII characters without spaces; got ",
+                                                 id.size(), " bytes"));
+}
+
+}  // namespace
+
+WorkerService::WorkerService(WorkerServiceOptions options, Engine* engine,
+                             const MemoryClient* memory, EngineMetrics* metrics)
+    : options_(std::move(options)),
+      authorization_("Bearer " + options_.router_token),
+      engine_(engine),
+      memory_(memory),
+      metrics_(metrics) {}
+
+absl::Status WorkerService::Authorize(const grpc::ServerContextBase& context) const {
+  const auto& metadata = context.client_metadata();
+  const auto [begin, end] = metadata.equal_range("authorization");
+  if (begin != end && std::next(begin) == end &&
+      ConstantTimeEqual({begin->second.data(), begin->second.size()}, authorization_)) {
+    return absl::OkStatus();
+  }
+  return absl::UnauthenticatedError(begin == end
+                                        ? "the call has no metadata `authorization: Bearer TOKEN`"
+                                        : "the bearer token is not this worker's router token");
+}
+
+absl::StatusOr<SequenceRequest> WorkerService::Convert(
+    const v1::WorkerGenerateRequest& request) const {
+  if (absl::Status status = CheckRequestId(request.request_id()); !status.ok()) return status;
+  auto params = ValidateSampling(ToSamplingFields(request.sampling()),
+                                 engine_->scheduler_config().vocab_size, RandomSeed());
+  if (!params.ok()) return params.status();
+  const int64_t size = request.prompt_token_ids_size();
+  if (size == 0) return absl::InvalidArgumentError("the prompt is empty; send at least one token");
+  if (request.output_offset() >= size) {
+    return absl::InvalidArgumentError(absl::StrCat("output_offset must be below the prompt's ",
+                                                   size, " tokens; got ", request.output_offset()));
+  }
+  SequenceRequest result;
+  result.prompt.assign(request.prompt_token_ids().begin(), request.prompt_token_ids().end());
+  result.output_offset = static_cast<int32_t>(request.output_offset());
+  result.params = *std::move(params);
+  return result;
+}
+
+grpc::ServerWriteReactor<v1::WorkerGenerateResponse>* WorkerService::Generate(
+    grpc::CallbackServerContext* context, const v1::WorkerGenerateRequest* request) {
+  const std::shared_ptr<GenerateCall> call = GenerateCall::Create(context, engine_);
+  absl::Status status = Authorize(*context);
+  if (status.ok()) {
+    auto converted = Convert(*request);
+    if (converted.ok()) {
+      const bool logprobs = converted->params.logprobs >= 0;
+      status = call->Begin(*std::move(converted), logprobs);
+      if (status.ok()) return call.get();
+    } else {
+      status = converted.status();
+      call->Refuse(status);
+    }
+  } else {
+    call->Refuse(status);
+  }
+  metrics_->OnFailure(status);
+  Log(LogLevel::kDebug, "request refused",
+      {{"request", request->request_id()}, {"status", status}});
+  return call.get();
+}
+
+grpc::Status WorkerService::Drain(grpc::ServerContext* context, const v1::DrainRequest*,
+                                  v1::DrainResponse* response) {
+  if (absl::Status status = Authorize(*context); !status.ok()) return ToGrpcStatus(status);
+  Log(LogLevel::kInfo, "draining");
+  engine_->StartDrain();
+  if (options_.on_drain) options_.on_drain();
+  const absl::Time now = absl::Now();
+  const absl::Time deadline =
+      std::min(absl::FromChrono(context->deadline()), now + kLongestDrain) - kDrainMargin;
+  response->set_remaining_requests(engine_->AwaitDrained(deadline - now));
+  return grpc::Status::OK;
+}
+
+grpc::Status WorkerService::GetStats(grpc::ServerContext* context, const v1::GetWorkerStatsRequest*,
+                                     v1::WorkerStats* response) {
+  if (absl::Status status = Authorize(*context); !status.ok()) return ToGrpcStatus(status);
+  const EngineStats stats = engine_->Stats();
+  const MappedSlabs mapped = memory_->Mapped();
+  response->set_tenant(options_.tenant);
+  response->set_model(options_.model);
+  response->set_max_sequence_tokens(engine_->longest_sequence());
+  response->set_running_sequences(stats.running);
+  response->set_waiting_sequences(stats.waiting);
+  response->set_queue_capacity(engine_->scheduler_config().queue_capacity);
+  response->set_kv_blocks_used(stats.blocks_used);
+  response->set_kv_blocks_cached(stats.blocks_cached);
+  response->set_kv_blocks_free(stats.blocks_free);
+  response->set_parameter_slabs_mapped(mapped.parameters);
+  response->set_parameter_slabs_total(mapped.image);
+  response->set_generated_tokens_total(stats.counters.generated_tokens);
+  response->set_prompt_tokens_total(stats.counters.prompt_tokens);
+  response->set_cached_tokens_total(stats.counters.cached_tokens);
+  response->set_preemptions_total(stats.counters.preemptions);
+  response->set_draining(stats.draining);
+  response->set_broker_connected(stats.broker_connected);
+  return grpc::Status::OK;
+}
+
+}  // namespace palimpsest

@@ -1,0 +1,440 @@
+#include "worker/server/worker_service.h"
+
+#include <grpcpp/generic/generic_stub.h>
+#include <grpcpp/grpcpp.h>
+
+#include <atomic>
+#include <cmath>
+#include <functional>
+#include <memory>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "common/clock.h"
+#include "common/grpc_status.h"
+#include "common/mutex.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "worker/compute/cpu/host_block_copier.h"
+#include "worker/core/fake_model.h"
+#include "worker/memory/fake_memory_client.h"
+#include "worker/server/worker_server.h"
+
+namespace palimpsest {
+namespace {
+
+using ::testing::HasSubstr;
+
+class NoBytes : public TokenBytes {
+ public:
+  absl::string_view BytesOf(TokenId) const override { return "x"; }
+};
+
+EngineOptions TestOptions() {
+  EngineOptions options;
+  SchedulerConfig& scheduler = options.scheduler;
+  scheduler.geometry.block_tokens = 4;
+  scheduler.geometry.block_bytes = Bytes(4 * FakeModel::kEntryBytes);
+  scheduler.geometry.slab_bytes = Bytes(256);
+  scheduler.geometry.region_slabs = 400;
+  scheduler.max_kv_slabs = 400;
+  scheduler.vocab_size = 50;
+  scheduler.max_sequence_tokens = 1000;
+  scheduler.max_batch_sequences = 4;
+  scheduler.max_step_tokens = 64;
+  scheduler.queue_capacity = 4;
+  options.kv_target = {.low_water_slabs = 1, .high_water_slabs = 4, .max_slabs = 400};
+  return options;
+}
+
+class WorkerServiceTest : public ::testing::Test {
+ protected:
+  WorkerServiceTest()
+      : options_(TestOptions()),
+        memory_(options_.scheduler.geometry.slab_bytes, options_.scheduler.geometry.region_slabs),
+        model_({options_.scheduler.geometry, options_.scheduler.vocab_size, 0}, memory_.kv()),
+        runner_(&model_, &memory_.gate()),
+        copier_({nullptr, memory_.kv(), options_.scheduler.geometry.block_bytes}),
+        metrics_(MetricProcess::kWorker),
+        engine_metrics_(metrics_),
+        engine_(options_, Parts()),
+        service_({.tenant = "alpha",
+                  .model = "fake",
+                  .router_token = "secret",
+                  .on_drain = [this] { server_.SetDraining(); }},
+                 &engine_, &memory_, &engine_metrics_) {
+    memory_.GrantKv(400);
+    EXPECT_TRUE(server_.Start("127.0.0.1:0", &service_).ok());
+    channel_ = grpc::CreateChannel(server_.address(), grpc::InsecureChannelCredentials());
+    stub_ = v1::Worker::NewStub(channel_);
+    engine_.Start();
+  }
+
+  ~WorkerServiceTest() override {
+    engine_.Stop();
+    server_.Shutdown(absl::Seconds(5));
+  }
+
+  EngineParts Parts() {
+    EngineParts parts;
+    parts.memory = &memory_;
+    parts.runner = &runner_;
+    parts.copier = &copier_;
+    parts.token_bytes = &token_bytes_;
+    parts.metrics = &engine_metrics_;
+    parts.clock = &Clock::Real();
+    parts.on_connection = [this](bool connected) { server_.SetConnected(connected); };
+    return parts;
+  }
+
+  static std::unique_ptr<grpc::ClientContext> Context(const std::string& token = "secret") {
+    auto context = std::make_unique<grpc::ClientContext>();
+    if (!token.empty()) context->AddMetadata("authorization", "Bearer " + token);
+    context->set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(30));
+    return context;
+  }
+
+  static v1::WorkerGenerateRequest Request(int max_tokens = 8) {
+    v1::WorkerGenerateRequest request;
+    request.set_request_id("test-1");
+    for (int i = 1; i < 8; ++i) request.add_prompt_token_ids(i);
+    request.mutable_sampling()->set_max_tokens(max_tokens);
+    request.mutable_sampling()->set_seed(5);
+    return request;
+  }
+
+  struct Answer {
+    std::vector<TokenId> tokens;
+    v1::WorkerGenerateResponse last;
+    grpc::Status status;
+  };
+
+  Answer Generate(grpc::ClientContext& context, const v1::WorkerGenerateRequest& request) {
+    Answer answer;
+    auto reader = stub_->Generate(&context, request);
+    v1::WorkerGenerateResponse response;
+    while (reader->Read(&response)) {
+      answer.tokens.insert(answer.tokens.end(), response.token_ids().begin(),
+                           response.token_ids().end());
+      answer.last = response;
+    }
+    answer.status = reader->Finish();
+    return answer;
+  }
+
+  grpc::Status StatusOf(const v1::WorkerGenerateRequest& request) {
+    return Generate(*Context(), request).status;
+  }
+
+  std::vector<TokenId> Expected(const v1::WorkerGenerateRequest& request) const {
+    return FakeModel::Reference(
+        {options_.scheduler.geometry, options_.scheduler.vocab_size, 0},
+        {request.prompt_token_ids().begin(), request.prompt_token_ids().end()},
+        static_cast<int32_t>(request.output_offset()), request.sampling().seed(),
+        static_cast<int32_t>(request.sampling().max_tokens() - request.output_offset()));
+  }
+
+  // Waits until `condition` holds for the engine's statistics.
+  void Await(const std::function<bool(const EngineStats&)>& condition) {
+    const absl::Time deadline = absl::Now() + absl::Seconds(20);
+    while (!condition(engine_.Stats())) {
+      ASSERT_LT(absl::Now(), deadline);
+      std::this_thread::yield();
+    }
+  }
+
+  // grpc.health.v1.Health/Check of the worker service: request and answer are one field each, so
+  // the bytes are written by hand.
+  bool Serving() {
+    const std::string name = "palimpsest.v1.Worker";
+    const grpc::Slice request_slice(std::string{0x0a, static_cast<char>(name.size())} + name);
+    const grpc::ByteBuffer request(&request_slice, 1);
+    grpc::ByteBuffer response;
+    auto context = Context("");
+    grpc::GenericStub stub(channel_);
+    Notification done;
+    grpc::Status status;
+    stub.UnaryCall(context.get(), "/grpc.health.v1.Health/Check", grpc::StubOptions(), &request,
+                   &response, [&](grpc::Status result) {
+                     status = std::move(result);
+                     done.Notify();
+                   });
+    done.WaitForNotification();
+    EXPECT_TRUE(status.ok()) << status.error_message();
+    std::vector<grpc::Slice> slices;
+    EXPECT_TRUE(response.Dump(&slices).ok());
+    std::string bytes;
+    for (const grpc::Slice& slice : slices) bytes.append(slice.begin(), slice.end());
+    return bytes == std::string({0x08, 0x01});
+  }
+
+  void AwaitServing(bool serving) {
+    const absl::Time deadline = absl::Now() + absl::Seconds(20);
+    while (Serving() != serving) ASSERT_LT(absl::Now(), deadline);
+  }
+
+  const EngineOptions options_;
+  FakeMemoryClient memory_;
+  FakeModel model_;
+  FakeRunner runner_;
+  HostBlockCopier copier_;
+  Metrics metrics_;
+  EngineMetrics engine_metrics_;
+  NoBytes token_bytes_;
+  WorkerServer server_;
+  Engine engine_;
+  WorkerService service_;
+  std::shared_ptr<grpc::Channel> channel_;
+  std::unique_ptr<v1::Worker::Stub> stub_;
+};
+
+TEST_F(WorkerServiceTest, StreamsTokensThenReasonAndUsage) {
+  const auto request = Request(20);
+  const Answer answer = Generate(*Context(), request);
+  ASSERT_TRUE(answer.status.ok()) << answer.status.error_message();
+  EXPECT_EQ(answer.tokens, Expected(request));
+  EXPECT_EQ(answer.last.finish_reason(), v1::FINISH_REASON_LENGTH);
+  EXPECT_EQ(answer.last.usage().prompt_tokens(), 7);
+  EXPECT_EQ(answer.last.usage().output_tokens(), 20);
+  EXPECT_EQ(answer.last.logprobs_size(), 0);
+}
+
+TEST_F(WorkerServiceTest, ContinuesTheOutputOfAnotherWorker) {
+  const auto request = Request(20);
+  const auto expected = Expected(request);
+  auto rest = request;
+  for (int i = 0; i < 6; ++i) rest.add_prompt_token_ids(expected[i]);
+  rest.set_output_offset(6);
+  const Answer answer = Generate(*Context(), rest);
+  ASSERT_TRUE(answer.status.ok()) << answer.status.error_message();
+  EXPECT_EQ(answer.tokens, std::vector<TokenId>(expected.begin() + 6, expected.end()));
+}
+
+TEST_F(WorkerServiceTest, StopStringReportsTheBytesToTrim) {
+  auto request = Request(20);
+  request.mutable_sampling()->add_stop("xxx");
+  const Answer answer = Generate(*Context(), request);
+  EXPECT_EQ(answer.last.finish_reason(), v1::FINISH_REASON_STOP_STRING);
+  EXPECT_EQ(answer.last.stop_trim_bytes(), 3);
+  EXPECT_EQ(answer.tokens.size(), 3);
+}
+
+TEST_F(WorkerServiceTest, LogprobsComeWithTheirTokens) {
+  auto request = Request(3);
+  request.mutable_sampling()->set_logprobs(0);
+  auto context = Context();
+  auto reader = stub_->Generate(context.get(), request);
+  v1::WorkerGenerateResponse response;
+  int tokens = 0;
+  while (reader->Read(&response)) {
+    ASSERT_EQ(response.logprobs_size(), response.token_ids_size());
+    for (int i = 0; i < response.token_ids_size(); ++i, ++tokens) {
+      EXPECT_EQ(response.logprobs(i).token_id(), response.token_ids(i));
+    }
+  }
+  EXPECT_TRUE(reader->Finish().ok());
+  EXPECT_EQ(tokens, 3);
+}
+
+TEST_F(WorkerServiceTest, EveryMethodWantsTheToken) {
+  for (const std::string token : {"", "secre", "secret2", "Secret"}) {
+    EXPECT_EQ(Generate(*Context(token), Request()).status.error_code(),
+              grpc::StatusCode::UNAUTHENTICATED);
+    v1::DrainResponse drained;
+    EXPECT_EQ(stub_->Drain(Context(token).get(), {}, &drained).error_code(),
+              grpc::StatusCode::UNAUTHENTICATED);
+    v1::WorkerStats stats;
+    EXPECT_EQ(stub_->GetStats(Context(token).get(), {}, &stats).error_code(),
+              grpc::StatusCode::UNAUTHENTICATED);
+  }
+  auto twice = Context();
+  twice->AddMetadata("authorization", "Bearer other");
+  EXPECT_EQ(Generate(*twice, Request()).status.error_code(), grpc::StatusCode::UNAUTHENTICATED);
+  EXPECT_FALSE(engine_.Stats().draining);
+}
+
+TEST_F(WorkerServiceTest, BadRequestsNameWhatIsWrong) {
+  const auto expect_invalid = [&](const std::function<void(v1::WorkerGenerateRequest&)>& change,
+                                  const std::string& word) {
+    auto request = Request();
+    change(request);
+    const grpc::Status status = StatusOf(request);
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT) << word;
+    EXPECT_THAT(status.error_message(), HasSubstr(word));
+  };
+  expect_invalid([](auto& r) { r.set_request_id(""); }, "request_id");
+  expect_invalid([](auto& r) { r.set_request_id("a b"); }, "request_id");
+  expect_invalid([](auto& r) { r.set_request_id(std::string(129, 'a')); }, "request_id");
+  expect_invalid([](auto& r) { r.clear_prompt_token_ids(); }, "empty");
+  expect_invalid([](auto& r) { r.set_prompt_token_ids(2, 50); }, "token 2");
+  expect_invalid([](auto& r) { r.set_prompt_token_ids(2, -1); }, "token 2");
+  expect_invalid(
+      [](auto& r) {
+        for (int i = 0; i < 1000; ++i) r.add_prompt_token_ids(1);
+      },
+      "1007");
+  expect_invalid([](auto& r) { r.set_output_offset(7); }, "output_offset");
+  expect_invalid([](auto& r) { r.set_output_offset(4000000000u); }, "output_offset");
+  expect_invalid([](auto& r) { r.mutable_sampling()->set_temperature(NAN); }, "temperature");
+  expect_invalid([](auto& r) { r.mutable_sampling()->set_top_p(0); }, "top_p");
+  expect_invalid([](auto& r) { r.mutable_sampling()->add_stop_token_ids(50); }, "stop_token_ids");
+}
+
+TEST_F(WorkerServiceTest, CancelledCallEndsItsSequence) {
+  auto context = Context();
+  auto reader = stub_->Generate(context.get(), Request(900));
+  v1::WorkerGenerateResponse response;
+  ASSERT_TRUE(reader->Read(&response));
+  context->TryCancel();
+  while (reader->Read(&response)) {
+  }
+  EXPECT_EQ(reader->Finish().error_code(), grpc::StatusCode::CANCELLED);
+  Await([](const EngineStats& stats) { return stats.running == 0 && stats.blocks_used == 0; });
+}
+
+TEST_F(WorkerServiceTest, DeadlineEndsTheSequence) {
+  memory_.RevokeParameters();  // so that nothing comes
+  auto context = Context();
+  context->set_deadline(std::chrono::system_clock::now() + std::chrono::milliseconds(50));
+  EXPECT_EQ(Generate(*context, Request(900)).status.error_code(),
+            grpc::StatusCode::DEADLINE_EXCEEDED);
+  Await([](const EngineStats& stats) { return stats.running + stats.waiting == 0; });
+  EXPECT_EQ(engine_.AwaitDrained(absl::Seconds(20)), 0);
+}
+
+TEST_F(WorkerServiceTest, RefusedActivationCarriesARetryHint) {
+  memory_.RevokeParameters();
+  auto context = Context();
+  auto reader = stub_->Generate(context.get(), Request());
+  while (memory_.activations().empty()) std::this_thread::yield();
+  memory_.RefuseActivation("no memory", absl::Milliseconds(1500));
+  v1::WorkerGenerateResponse response;
+  while (reader->Read(&response)) {
+  }
+  EXPECT_EQ(reader->Finish().error_code(), grpc::StatusCode::UNAVAILABLE);
+  const auto hint = context->GetServerTrailingMetadata().find(kRetryAfterMetadata);
+  ASSERT_NE(hint, context->GetServerTrailingMetadata().end());
+  EXPECT_EQ(ParseRetryAfter({hint->second.data(), hint->second.size()}), absl::Milliseconds(1500));
+}
+
+TEST_F(WorkerServiceTest, FullQueueIsRefused) {
+  memory_.RevokeParameters();
+  std::vector<std::unique_ptr<grpc::ClientContext>> contexts;
+  std::vector<std::unique_ptr<grpc::ClientReader<v1::WorkerGenerateResponse>>> readers;
+  for (int i = 0; i < options_.scheduler.max_sequences(); ++i) {
+    contexts.push_back(Context());
+    readers.push_back(stub_->Generate(contexts.back().get(), Request()));
+  }
+  Await([&](const EngineStats& s) { return s.waiting == options_.scheduler.max_sequences(); });
+  EXPECT_EQ(StatusOf(Request()).error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  memory_.RestoreParameters();
+  for (auto& reader : readers) {
+    v1::WorkerGenerateResponse response;
+    while (reader->Read(&response)) {
+    }
+    EXPECT_TRUE(reader->Finish().ok());
+  }
+}
+
+TEST_F(WorkerServiceTest, StatsDescribeTheWorker) {
+  const Answer answer = Generate(*Context(), Request(5));
+  ASSERT_TRUE(answer.status.ok());
+  Await([](const EngineStats& stats) { return stats.counters.generated_tokens == 5; });
+  v1::WorkerStats stats;
+  ASSERT_TRUE(stub_->GetStats(Context().get(), {}, &stats).ok());
+  EXPECT_EQ(stats.tenant(), "alpha");
+  EXPECT_EQ(stats.model(), "fake");
+  EXPECT_EQ(stats.max_sequence_tokens(), 1000);
+  EXPECT_EQ(stats.generated_tokens_total(), 5);
+  EXPECT_EQ(stats.prompt_tokens_total(), 7);
+  EXPECT_EQ(stats.parameter_slabs_total(), 1);
+  EXPECT_FALSE(stats.draining());
+}
+
+TEST_F(WorkerServiceTest, HealthFollowsBrokerAndDrain) {
+  EXPECT_FALSE(Serving());
+  memory_.Connect();
+  AwaitServing(true);
+  memory_.Lose();
+  AwaitServing(false);
+  memory_.Connect(true);
+  AwaitServing(true);
+  v1::DrainResponse drained;
+  ASSERT_TRUE(stub_->Drain(Context().get(), {}, &drained).ok());
+  EXPECT_FALSE(Serving());
+  memory_.Connect(true);
+  EXPECT_FALSE(Serving());
+}
+
+TEST_F(WorkerServiceTest, DrainLetsRunningRequestsEnd) {
+  auto context = Context();
+  const auto request = Request(900);
+  auto reader = stub_->Generate(context.get(), request);
+  v1::WorkerGenerateResponse response;
+  ASSERT_TRUE(reader->Read(&response));
+  std::vector<TokenId> tokens(response.token_ids().begin(), response.token_ids().end());
+  v1::DrainResponse drained;
+  std::thread drain([&] { EXPECT_TRUE(stub_->Drain(Context().get(), {}, &drained).ok()); });
+  Await([](const EngineStats& stats) { return stats.draining; });
+  EXPECT_EQ(StatusOf(Request()).error_code(), grpc::StatusCode::UNAVAILABLE);
+  while (reader->Read(&response)) {
+    tokens.insert(tokens.end(), response.token_ids().begin(), response.token_ids().end());
+  }
+  EXPECT_TRUE(reader->Finish().ok());
+  EXPECT_EQ(tokens, Expected(request));
+  drain.join();
+  EXPECT_EQ(drained.remaining_requests(), 0);
+}
+
+TEST_F(WorkerServiceTest, DrainAnswersAtItsDeadline) {
+  memory_.RevokeParameters();
+  auto context = Context();
+  auto reader = stub_->Generate(context.get(), Request());
+  Await([](const EngineStats& stats) { return stats.waiting == 1; });
+  auto drain = Context();
+  drain->set_deadline(std::chrono::system_clock::now() + std::chrono::milliseconds(400));
+  v1::DrainResponse drained;
+  ASSERT_TRUE(stub_->Drain(drain.get(), {}, &drained).ok());
+  EXPECT_EQ(drained.remaining_requests(), 1);
+}
+
+TEST_F(WorkerServiceTest, StormOfCancellationsLeavesNothingBehind) {
+  std::vector<std::thread> clients;
+  std::atomic<int> complete = 0;
+  for (int client = 0; client < 4; ++client) {
+    clients.emplace_back([&, client] {
+      std::mt19937 random(client);
+      for (int i = 0; i < 50; ++i) {
+        auto context = Context();
+        const auto request = Request(1 + random() % 60);
+        auto reader = stub_->Generate(context.get(), request);
+        v1::WorkerGenerateResponse response;
+        std::vector<TokenId> tokens;
+        int reads = random() % 5;
+        const bool cancel = random() % 2;
+        if (cancel && reads == 0) context->TryCancel();
+        while (reader->Read(&response)) {
+          tokens.insert(tokens.end(), response.token_ids().begin(), response.token_ids().end());
+          if (cancel && --reads <= 0) context->TryCancel();
+        }
+        const grpc::Status status = reader->Finish();
+        if (status.ok()) {
+          EXPECT_EQ(tokens, Expected(request));
+          ++complete;
+        } else if (!cancel) {
+          EXPECT_EQ(status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED)
+              << status.error_message();
+        }
+      }
+    });
+  }
+  for (std::thread& client : clients) client.join();
+  EXPECT_GT(complete, 20);
+  EXPECT_EQ(engine_.AwaitDrained(absl::Seconds(20)), 0);
+  Await([](const EngineStats& stats) { return stats.blocks_used == 0; });
+}
+
+}  // namespace
+}  // namespace palimpsest
