@@ -84,7 +84,9 @@ TEST(KvGeometry, BlocksAndSlabsAreInverse) {
     const int32_t blocks = random() % 50;
     const int32_t slabs = geometry.SlabsFor(blocks);
     ASSERT_GE(geometry.BlocksIn(slabs), blocks);
-    if (blocks > 0) ASSERT_LT(geometry.BlocksIn(slabs - 1), blocks);
+    if (blocks > 0) {
+      ASSERT_LT(geometry.BlocksIn(slabs - 1), blocks);
+    }
   }
 }
 

@@ -222,10 +222,9 @@ void Engine::Handle(const KvPressureSeen& event) {
   Log(LogLevel::kDebug, "no more KV slabs now", {{"target", event.target_slabs}});
 }
 
-void Engine::Handle(const BrokerConnected& event) {
+void Engine::Handle(const BrokerConnected&) {
   connected_ = true;
   if (parts_.on_connection) parts_.on_connection(true);
-  Log(LogLevel::kInfo, "attached to the broker", {{"reattached", event.reattached}});
   parts_.memory->SetKvTarget(stated_target_.target_slabs, stated_target_.needed_slabs);
   parts_.memory->RequestActivation(ActivationReason::kEager);
 }
