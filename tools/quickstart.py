@@ -54,12 +54,12 @@ def fail(message):
 class Cluster:
     """The processes of one node, in a private folder that holds sockets, secrets and logs."""
 
-    def __init__(self, folder, free_ports):
+    def __init__(self, folder, binaries, free_ports):
         self.folder = folder
+        self.binaries = binaries
         self.free_ports = free_ports
         self.configs = ROOT / "deploy/local"
         self.processes = []
-        self.binaries = ROOT / "bazel-bin"
 
     def prepare(self):
         model = CACHE / "models" / MODEL
@@ -320,11 +320,13 @@ def main():
     parser.add_argument("--json", metavar="FILE", help="write what happened to FILE")
     parser.add_argument("--dir", metavar="DIR", default=str(CACHE / "local"),
                         help="folder for sockets, secrets and logs (default: %(default)s)")
+    parser.add_argument("--binaries", metavar="DIR", default=str(ROOT / "bazel-bin"),
+                        help="where Bazel put the programs (default: %(default)s)")
     parser.add_argument("--free-ports", action="store_true",
                         help="use free TCP ports in place of those of deploy/local")
     args = parser.parse_args()
 
-    cluster = Cluster(pathlib.Path(args.dir).resolve(), args.free_ports)
+    cluster = Cluster(pathlib.Path(args.dir).resolve(), pathlib.Path(args.binaries).resolve(), args.free_ports)
     cluster.prepare()
     (cluster.folder / "quickstart.pid").write_text(str(os.getpid()))
     ok = False

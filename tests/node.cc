@@ -1,0 +1,327 @@
+#include "tests/node.h"
+
+#include <fcntl.h>
+#include <grpcpp/grpcpp.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <thread>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/substitute.h"
+#include "absl/time/clock.h"
+#include "common/fd.h"
+#include "common/grpc_status.h"
+#include "common/random.h"
+#include "worker/model/testing.h"
+
+namespace palimpsest {
+namespace {
+
+namespace fs = std::filesystem;
+using palimpsest::v1::GetStatusResponse;
+using palimpsest::v1::TenantMemory;
+
+constexpr absl::Duration kPoll = absl::Milliseconds(5);
+constexpr absl::Duration kExit = absl::Seconds(20);
+
+void WriteText(const std::string& path, const std::string& text, mode_t mode = 0600) {
+  std::ofstream(path) << text;
+  ASSERT_EQ(::chmod(path.c_str(), mode), 0);
+}
+
+std::string RandomHex() { return absl::BytesToHexString(Token::Random().bytes()); }
+
+// One token per byte, in the byte-to-character table of byte-level BPE; no merges.
+std::string ByteTokenizerJson() {
+  nlohmann::json vocab = nlohmann::json::object();
+  int next = 256;
+  for (int byte = 0; byte < 256; ++byte) {
+    const bool printable =
+        (byte >= '!' && byte <= '~') || (byte >= 0xA1 && byte <= 0xAC) || byte >= 0xAE;
+    const int code = printable ? byte : next++;
+    std::string text;
+    if (code < 0x80) {
+      text.push_back(static_cast<char>(code));
+    } else {
+      text.push_back(static_cast<char>(0xC0 | (code >> 6)));
+      text.push_back(static_cast<char>(0x80 | (code & 0x3F)));
+    }
+    vocab[text] = byte;
+  }
+  return nlohmann::json{
+      {"version", "1.0"},
+      {"truncation", nullptr},
+      {"padding", nullptr},
+      {"added_tokens", nlohmann::json::array()},
+      {"normalizer", nullptr},
+      {"pre_tokenizer",
+       {{"type", "ByteLevel"},
+        {"add_prefix_space", false},
+        {"trim_offsets", true},
+        {"use_regex", false}}},
+      {"post_processor", nullptr},
+      {"decoder", {{"type", "ByteLevel"}}},
+      {"model", {{"type", "BPE"}, {"vocab", vocab}, {"merges", nlohmann::json::array()}}}}
+      .dump();
+}
+
+ModelConfig TestModelConfig(int max_sequence_tokens) {
+  ModelConfig config = TinyModelConfig();
+  config.num_layers = 8;
+  config.hidden_size = 256;
+  config.num_heads = 4;
+  config.num_kv_heads = 2;
+  config.head_dim = 64;
+  config.intermediate_size = 768;
+  config.vocab_size = 256;
+  config.max_position = max_sequence_tokens;
+  return config;
+}
+
+}  // namespace
+
+Node::Node(NodeOptions options) : options_(std::move(options)) {
+  std::string pattern = absl::StrCat(::testing::TempDir(), "/node.XXXXXX");
+  folder_ = ::mkdtemp(pattern.data());
+  fs::create_directories(folder_ + "/secrets");
+  for (const NodeTenant& tenant : options_.tenants) {
+    tokens_[tenant.name] = RandomHex();
+    WriteText(absl::StrCat(folder_, "/secrets/", tenant.name), RandomHex());
+  }
+  WriteText(folder_ + "/secrets/router", RandomHex());
+  WriteText(folder_ + "/secrets/tenants",
+            absl::StrCat(absl::StrJoin(tokens_, "\n", absl::PairFormatter(" ")), "\n"));
+  WriteModel();
+  WriteConfigs();
+  const auto channel = [&](const std::string& socket) {
+    grpc::ChannelArguments arguments;
+    arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+    arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 100);
+    arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 20);
+    arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 20);
+    return grpc::CreateCustomChannel(absl::StrCat("unix:", folder_, "/", socket),
+                                     grpc::InsecureChannelCredentials(), arguments);
+  };
+  broker_stub_ = palimpsest::v1::Broker::NewStub(channel("broker.sock"));
+  router_stub_ = palimpsest::v1::Router::NewStub(channel("router.sock"));
+}
+
+Node::~Node() {
+  router_.reset();
+  workers_.clear();
+  broker_.reset();
+  std::error_code ignored;
+  fs::remove_all(folder_, ignored);
+}
+
+void Node::WriteModel() {
+  const std::string model = folder_ + "/model";
+  fs::create_directories(model);
+  ASSERT_TRUE(WriteRandomModel(model, TestModelConfig(options_.max_sequence_tokens)).ok());
+  WriteText(model + "/tokenizer.json", ByteTokenizerJson(), 0644);
+  WriteText(
+      model + "/tokenizer_config.json",
+      R"({"chat_template": "{% for m in messages %}{{ m['role'] + ':' + m['content'] }}{% endfor %}"})",
+      0644);
+}
+
+void Node::WriteConfigs() {
+  std::string broker = absl::Substitute(
+      "node: test\nstate_dir: state\ncontrol_socket: broker.sock\n"
+      "descriptor_socket: descriptors.sock\nmetrics_listen: 127.0.0.1:0\n"
+      "pool: {backend: host, bytes: $0 MiB}\n",
+      options_.pool_slabs * 2);
+  if (!options_.policy.empty()) absl::StrAppend(&broker, "policy:\n");
+  for (const std::string& line : options_.policy) absl::StrAppend(&broker, "  ", line, "\n");
+  absl::StrAppend(&broker, "tenants:\n");
+  std::string router =
+      "listen: unix:router.sock\nmetrics_listen: 127.0.0.1:0\nauth_file: secrets/tenants\n"
+      "worker_token_file: secrets/router\nhealth: {interval: 100ms, timeout: 2s}\ntenants:\n";
+  for (const NodeTenant& tenant : options_.tenants) {
+    absl::StrAppend(
+        &broker,
+        absl::Substitute("  - name: $0\n    secret_file: secrets/$0\n"
+                         "    model: {path: model, max_sequence_tokens: $1}\n"
+                         "    priority: $2\n    pin: $3\n    floor: $4 MiB\n    quota: $5 MiB\n",
+                         tenant.name, options_.max_sequence_tokens, tenant.priority,
+                         tenant.pin ? "true" : "false", tenant.floor_slabs * 2,
+                         2 * (tenant.quota_slabs == 0 ? options_.pool_slabs : tenant.quota_slabs)));
+    std::string worker = absl::Substitute(
+        "tenant: $0\nsecret_file: secrets/$0\n"
+        "model: {name: tiny, path: model, max_sequence_tokens: $1}\n"
+        "broker: {control_socket: broker.sock, descriptor_socket: descriptors.sock}\n"
+        "listen: unix:worker-$0.sock\nrouter_token_file: secrets/router\n"
+        "metrics_listen: 127.0.0.1:0\nengine:\n  threads: 1\n",
+        tenant.name, options_.max_sequence_tokens);
+    for (const std::string& line : options_.engine) absl::StrAppend(&worker, "  ", line, "\n");
+    WriteText(absl::StrCat(folder_, "/", tenant.name, ".yaml"), worker);
+    absl::StrAppend(
+        &router,
+        absl::Substitute("  - name: $0\n    models:\n      - name: tiny\n        path: model\n"
+                         "        workers: [\"unix:worker-$0.sock\"]\n",
+                         tenant.name));
+  }
+  WriteText(folder_ + "/broker.yaml", broker);
+  WriteText(folder_ + "/router.yaml", router);
+}
+
+std::unique_ptr<ChildProcess> Node::Spawn(const std::string& name, const std::string& binary) {
+  UniqueFd log(::open(absl::StrCat(folder_, "/", name, ".log").c_str(),
+                      O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600));
+  // The processes' paths are relative to their working directory.
+  SpawnOptions options;
+  options.argv = {"/usr/bin/env", "-C",
+                  folder_,        fs::absolute(binary).string(),
+                  "--config",     absl::StrCat(name, ".yaml")};
+  options.environment = {"PATH=/usr/bin:/bin", "LD_LIBRARY_PATH="};
+  options.output = log.get();
+  absl::StatusOr<ChildProcess> process = ChildProcess::Spawn(options);
+  if (!process.ok()) {
+    ADD_FAILURE() << name << ": " << process.status();
+    return nullptr;
+  }
+  return std::make_unique<ChildProcess>(*std::move(process));
+}
+
+void Node::StartBroker() { broker_ = Spawn("broker", "broker/server/palimpsest-broker"); }
+
+void Node::StartWorker(const std::string& tenant) {
+  workers_[tenant] = Spawn(tenant, "worker/server/palimpsest-worker");
+}
+
+void Node::StartRouter() { router_ = Spawn("router", "router/server/palimpsest-router"); }
+
+void Node::Start() {
+  StartBroker();
+  for (const NodeTenant& tenant : options_.tenants) StartWorker(tenant.name);
+  StartRouter();
+  AwaitReady();
+}
+
+void Node::AwaitReady() {
+  for (const NodeTenant& tenant : options_.tenants) {
+    Await(absl::StrCat("readiness of ", tenant.name), [&] {
+      grpc::ClientContext context;
+      context.AddMetadata("authorization", absl::StrCat("Bearer ", token(tenant.name)));
+      context.set_deadline(absl::ToChronoTime(absl::Now() + absl::Seconds(5)));
+      palimpsest::v1::GetTenantStatusResponse response;
+      const grpc::Status status = router_stub_->GetTenantStatus(&context, {}, &response);
+      return status.ok() && response.workers_size() > 0 && response.workers(0).healthy();
+    });
+  }
+}
+
+absl::Status Node::StopAll() {
+  absl::Status first;
+  const auto stop = [&](const std::string& name, std::unique_ptr<ChildProcess>& process) {
+    if (process == nullptr) return;
+    absl::Status status = process->handle().Signal(SIGTERM);
+    if (status.ok()) status = process->Wait(kExit);
+    if (!status.ok()) {
+      first.Update(
+          absl::Status(status.code(), absl::StrCat(name, ": ", status.message(), "\n", LogEnds())));
+    }
+    process.reset();
+  };
+  stop("router", router_);
+  for (auto& [name, process] : workers_) stop(name, process);
+  stop("broker", broker_);
+  return first;
+}
+
+absl::StatusOr<GetStatusResponse> Node::BrokerStatus() {
+  grpc::ClientContext context;
+  context.set_deadline(absl::ToChronoTime(absl::Now() + absl::Seconds(5)));
+  GetStatusResponse response;
+  const grpc::Status status = broker_stub_->GetStatus(&context, {}, &response);
+  if (!status.ok()) return FromGrpcStatus(status);
+  return response;
+}
+
+TenantMemory Node::Tenant(const std::string& name) {
+  const absl::StatusOr<GetStatusResponse> status = BrokerStatus();
+  if (status.ok()) {
+    for (const TenantMemory& tenant : status->tenants()) {
+      if (tenant.tenant() == name) return tenant;
+    }
+  }
+  ADD_FAILURE() << "no status of " << name << ": " << status.status();
+  return {};
+}
+
+void Node::Await(const std::string& what, const std::function<bool()>& condition,
+                 absl::Duration timeout) {
+  const absl::Time deadline = absl::Now() + timeout;
+  while (!condition()) {
+    if (absl::Now() > deadline) {
+      FAIL() << what << " did not happen within " << timeout << "\n" << LogEnds();
+    }
+    absl::SleepFor(kPoll);
+  }
+}
+
+Generation Node::Generate(const Request& request) {
+  grpc::ClientContext context;
+  context.AddMetadata("authorization", absl::StrCat("Bearer ", tokens_.at(request.tenant)));
+  context.set_deadline(absl::ToChronoTime(absl::Now() + request.deadline));
+  palimpsest::v1::GenerateRequest message;
+  message.set_text(request.text);
+  message.mutable_sampling()->set_max_tokens(request.max_tokens);
+  message.mutable_sampling()->set_temperature(request.temperature);
+  message.mutable_sampling()->set_seed(request.seed);
+  message.mutable_sampling()->set_ignore_eos(true);
+  auto stream = router_stub_->Generate(&context, message);
+  Generation result;
+  palimpsest::v1::GenerateResponse response;
+  while (stream->Read(&response)) {
+    result.tokens.insert(result.tokens.end(), response.token_ids().begin(),
+                         response.token_ids().end());
+    result.text += response.text();
+    if (response.has_usage()) result.usage = response.usage();
+    if (response.finish_reason() != palimpsest::v1::FINISH_REASON_UNSPECIFIED) {
+      result.finish_reason = response.finish_reason();
+    }
+    if (request.on_message && !request.on_message(result)) context.TryCancel();
+  }
+  result.status = FromGrpcStatus(stream->Finish());
+  return result;
+}
+
+std::future<Generation> Node::GenerateAsync(const Request& request) {
+  return std::async(std::launch::async, [this, request] { return Generate(request); });
+}
+
+std::string Node::Log(const std::string& process) const {
+  std::ifstream in(absl::StrCat(folder_, "/", process, ".log"));
+  std::stringstream text;
+  text << in.rdbuf();
+  return text.str();
+}
+
+std::string Node::LogEnds() const {
+  std::string out;
+  std::vector<std::string> names = {"broker", "router"};
+  for (const NodeTenant& tenant : options_.tenants) names.push_back(tenant.name);
+  for (const std::string& name : names) {
+    const std::string log = Log(name);
+    absl::StrAppend(&out, "--- ", name, ":\n",
+                    log.substr(log.size() > 2000 ? log.size() - 2000 : 0), "\n");
+  }
+  return out;
+}
+
+int Node::SumOfStates(const GetStatusResponse& status) {
+  return static_cast<int>(status.free_slabs() + status.granted_slabs() + status.revoking_slabs() +
+                          status.cleaning_slabs() + status.quarantined_slabs());
+}
+
+}  // namespace palimpsest

@@ -1,0 +1,254 @@
+// One node of real processes: memory moves, processes die, and no token changes.
+#include "tests/node.h"
+
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/stat.h>
+
+#include <atomic>
+#include <filesystem>
+#include <set>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+
+namespace palimpsest {
+namespace {
+
+namespace fs = std::filesystem;
+using palimpsest::v1::GetStatusResponse;
+
+constexpr int kFloor = 16;  // parameters, workspace and one sequence of 2,048 tokens
+
+NodeOptions TwoTenants() {
+  NodeOptions options;
+  options.pool_slabs = 36;
+  options.tenants = {{.name = "alpha", .floor_slabs = kFloor},
+                     {.name = "beta", .floor_slabs = kFloor}};
+  return options;
+}
+
+Node::Request Story(const std::string& tenant, int number, int max_tokens) {
+  return {.tenant = tenant,
+          .text = absl::StrCat("Story ", number, " of ", tenant, ": once upon a time"),
+          .max_tokens = max_tokens};
+}
+
+std::vector<Generation> OneByOne(Node& node, const std::vector<Node::Request>& requests) {
+  std::vector<Generation> results;
+  for (const Node::Request& request : requests) results.push_back(node.Generate(request));
+  return results;
+}
+
+std::vector<Generation> AllAtOnce(Node& node, const std::vector<Node::Request>& requests) {
+  std::vector<std::future<Generation>> running;
+  for (const Node::Request& request : requests) running.push_back(node.GenerateAsync(request));
+  std::vector<Generation> results;
+  for (std::future<Generation>& result : running) results.push_back(result.get());
+  return results;
+}
+
+void ExpectSameTokens(const std::vector<Generation>& expected, const std::vector<Generation>& got) {
+  ASSERT_EQ(expected.size(), got.size());
+  for (size_t i = 0; i < expected.size(); ++i) {
+    EXPECT_TRUE(got[i].status.ok()) << got[i].status;
+    EXPECT_EQ(expected[i].tokens, got[i].tokens) << "request " << i;
+  }
+}
+
+// Slab memfds that the process holds, by inode: what exists, whoever counts it.
+void AddSlabInodes(pid_t pid, std::set<std::pair<dev_t, ino_t>>& inodes) {
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(absl::StrCat("/proc/", pid, "/fd"), error)) {
+    const std::string target = fs::read_symlink(entry.path(), error).string();
+    struct stat status;
+    if (!absl::StrContains(target, "memfd:") || !absl::StrContains(target, "slab")) continue;
+    if (::stat(entry.path().c_str(), &status) == 0 && status.st_size > 0) {
+      inodes.emplace(status.st_dev, status.st_ino);
+    }
+  }
+}
+
+size_t SlabsThatExist(Node& node) {
+  std::set<std::pair<dev_t, ino_t>> inodes;
+  AddSlabInodes(node.broker()->pid(), inodes);
+  for (const char* tenant : {"alpha", "beta"}) {
+    if (node.worker(tenant) != nullptr) AddSlabInodes(node.worker(tenant)->pid(), inodes);
+  }
+  return inodes.size();
+}
+
+std::vector<Node::Request> Pressure(int count, int max_tokens) {
+  std::vector<Node::Request> requests;
+  for (int i = 0; i < count; ++i) requests.push_back(Story("beta", i, max_tokens));
+  return requests;
+}
+
+TEST(NodeTest, ParametersGiveWayToKvAndComeBackWithoutChangingATokenOfEither) {
+  Node node(TwoTenants());
+  node.Start();
+  const std::vector<Node::Request> alpha_requests = {Story("alpha", 0, 200),
+                                                     Story("alpha", 1, 200)};
+  const std::vector<Node::Request> beta_requests = Pressure(16, 900);
+  const std::vector<Generation> alpha_calm = OneByOne(node, alpha_requests);
+  const std::vector<Generation> beta_calm = OneByOne(node, beta_requests);
+  ASSERT_TRUE(alpha_calm[0].status.ok()) << alpha_calm[0].status;
+  ASSERT_EQ(alpha_calm[0].tokens.size(), 200);
+  node.Await("a complete alpha",
+             [&] { return node.Tenant("alpha").parameter_slabs() == Node::kImageSlabs; });
+
+  auto pressure = std::async(std::launch::async, [&] { return AllAtOnce(node, beta_requests); });
+  node.Await("a revoke of alpha's parameters",
+             [&] { return node.Tenant("alpha").parameter_slabs() < Node::kImageSlabs; });
+  ExpectSameTokens(beta_calm, pressure.get());
+
+  ExpectSameTokens(alpha_calm, OneByOne(node, alpha_requests));
+  EXPECT_EQ(node.Tenant("alpha").parameter_slabs(), Node::kImageSlabs);
+  const absl::StatusOr<GetStatusResponse> status = node.BrokerStatus();
+  ASSERT_TRUE(status.ok()) << status.status();
+  EXPECT_EQ(Node::SumOfStates(*status), 36);
+  std::set<int> kinds;
+  for (const auto& transfer : status->transfers()) kinds.insert(transfer.kind());
+  EXPECT_TRUE(kinds.contains(palimpsest::v1::Transfer::KIND_REVOKE));
+  EXPECT_TRUE(kinds.contains(palimpsest::v1::Transfer::KIND_RESTORE));
+  EXPECT_EQ(SlabsThatExist(node), 36);
+  EXPECT_TRUE(node.StopAll().ok());
+}
+
+TEST(NodeTest, BothTenantsUnderPressureAtOnceKeepTheirTokens) {
+  Node node(TwoTenants());
+  node.Start();
+  std::vector<Node::Request> requests;
+  for (int i = 0; i < 8; ++i) {
+    requests.push_back(Story("alpha", i, 500));
+    requests.push_back(Story("beta", i, 500));
+    requests.back().temperature = 0.8f;
+    requests.back().seed = 7 + i;
+  }
+  const std::vector<Generation> calm = OneByOne(node, requests);
+  ExpectSameTokens(calm, AllAtOnce(node, requests));
+  EXPECT_TRUE(node.StopAll().ok());
+}
+
+TEST(NodeTest, WorkerKilledInMidStreamReturnsItsSlabsAndLeavesTheOtherTenantAlone) {
+  Node node(TwoTenants());
+  node.Start();
+  const Generation alpha_calm = node.Generate(Story("alpha", 0, 1500));
+  const Generation beta_calm = node.Generate(Story("beta", 0, 100));
+  ASSERT_TRUE(alpha_calm.status.ok()) << alpha_calm.status;
+
+  auto alpha = node.GenerateAsync(Story("alpha", 0, 1500));
+  Node::Request doomed = Story("beta", 1, 1800);
+  std::atomic<bool> started = false;
+  doomed.on_message = [&](const Generation&) { return started = true; };
+  auto beta = node.GenerateAsync(doomed);
+  node.Await("beta's first token", [&] { return started.load(); });
+  node.KillWorker("beta");
+  EXPECT_EQ(beta.get().status.code(), absl::StatusCode::kUnavailable);
+  node.Await("the return of beta's slabs", [&] {
+    const auto tenant = node.Tenant("beta");
+    return tenant.parameter_slabs() + tenant.kv_slabs() == 0 && !tenant.attached();
+  });
+  EXPECT_EQ(alpha.get().tokens, alpha_calm.tokens);
+
+  node.StartWorker("beta");
+  node.AwaitReady();
+  EXPECT_EQ(node.Generate(Story("beta", 0, 100)).tokens, beta_calm.tokens);
+  EXPECT_EQ(Node::SumOfStates(*node.BrokerStatus()), 36);
+  EXPECT_EQ(SlabsThatExist(node), 36);
+  EXPECT_TRUE(node.StopAll().ok());
+}
+
+TEST(NodeTest, BrokerKilledWhileBothStreamCostsNeitherARequestNorASlab) {
+  Node node(TwoTenants());
+  node.Start();
+  const std::vector<Node::Request> requests = {Story("alpha", 0, 1800), Story("beta", 0, 1800)};
+  const std::vector<Generation> calm = OneByOne(node, requests);
+
+  std::atomic<int> streaming = 0;
+  std::vector<std::future<Generation>> running;
+  for (Node::Request request : requests) {
+    request.on_message = [&, counted = false](const Generation&) mutable {
+      if (!std::exchange(counted, true)) ++streaming;
+      return true;
+    };
+    running.push_back(node.GenerateAsync(request));
+  }
+  node.Await("both streams", [&] { return streaming == 2; });
+  node.KillBroker();
+  node.StartBroker();
+  std::vector<Generation> results;
+  for (std::future<Generation>& result : running) results.push_back(result.get());
+  ExpectSameTokens(calm, results);
+
+  node.Await("both workers' return", [&] {
+    const auto status = node.BrokerStatus();
+    return status.ok() && status->broker_generation() == 2 && status->quarantined_slabs() == 0 &&
+           node.Tenant("alpha").attached() && node.Tenant("beta").attached();
+  });
+  EXPECT_EQ(Node::SumOfStates(*node.BrokerStatus()), 36);
+  EXPECT_EQ(SlabsThatExist(node), 36);
+  ExpectSameTokens(calm, OneByOne(node, requests));
+  EXPECT_TRUE(node.StopAll().ok());
+}
+
+TEST(NodeTest, WorkerThatDoesNotAnswerARevokeIsKilledAndItsMemoryGoesToTheOther) {
+  NodeOptions options = TwoTenants();
+  options.policy = {"revoke_deadline: 500ms"};
+  Node node(options);
+  node.Start();
+  const std::vector<Node::Request> requests = Pressure(16, 900);
+  const std::vector<Generation> calm = OneByOne(node, requests);
+  ASSERT_TRUE(node.Generate(Story("alpha", 0, 4)).status.ok());
+
+  ASSERT_TRUE(node.worker("alpha")->handle().Signal(SIGSTOP).ok());
+  ExpectSameTokens(calm, AllAtOnce(node, requests));
+  node.Await("alpha's end", [&] { return node.worker("alpha")->handle().Exited(); });
+  node.Await("the return of alpha's slabs", [&] {
+    return node.Tenant("alpha").parameter_slabs() == 0 &&
+           node.BrokerStatus()->quarantined_slabs() == 0;
+  });
+  node.KillWorker("alpha");
+  node.StartWorker("alpha");
+  node.AwaitReady();
+  EXPECT_TRUE(node.Generate(Story("alpha", 0, 4)).status.ok());
+  EXPECT_EQ(Node::SumOfStates(*node.BrokerStatus()), 36);
+  EXPECT_TRUE(node.StopAll().ok());
+}
+
+TEST(NodeTest, TwoTenantsThatActivateAtOnceInAPoolThatFitsOneBothGetTheirTurn) {
+  NodeOptions options;
+  options.pool_slabs = 18;
+  Node node(options);
+  node.Start();
+  const std::vector<Node::Request> requests = {Story("alpha", 0, 50), Story("beta", 0, 50)};
+  const std::vector<Generation> calm = OneByOne(node, requests);
+  for (int round = 0; round < 3; ++round) ExpectSameTokens(calm, AllAtOnce(node, requests));
+  EXPECT_EQ(Node::SumOfStates(*node.BrokerStatus()), 18);
+  EXPECT_TRUE(node.StopAll().ok());
+}
+
+TEST(NodeTest, PinnedTenantKeepsItsParametersAndTheOtherOneStillFinishes) {
+  NodeOptions options = TwoTenants();
+  options.tenants[0].pin = true;
+  Node node(options);
+  node.Start();
+  const std::vector<Node::Request> requests = Pressure(16, 900);
+  const std::vector<Generation> calm = OneByOne(node, requests);
+  std::atomic<bool> taken = false;
+  auto pressure = std::async(std::launch::async, [&] { return AllAtOnce(node, requests); });
+  node.Await(
+      "the end of the pressure",
+      [&] {
+        if (node.Tenant("alpha").parameter_slabs() != Node::kImageSlabs) taken = true;
+        return pressure.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
+      },
+      absl::Seconds(60));
+  ExpectSameTokens(calm, pressure.get());
+  EXPECT_FALSE(taken);
+  EXPECT_TRUE(node.StopAll().ok());
+}
+
+}  // namespace
+}  // namespace palimpsest
