@@ -34,8 +34,9 @@ QUESTIONS = {
 }
 TOPICS = ["a lighthouse", "a market", "a train journey", "an old library", "a storm", "a garden",
           "a mountain path", "a busy kitchen", "a quiet harbour", "a school play", "a long winter",
-          "a small island"]
-PRESSURE_TOKENS = 224
+          "a small island", "a broken clock", "a letter", "a bridge", "a night shift"]
+PRESSURE_TOKENS = 288
+CALM_CONCURRENCY = 4
 START_TIMEOUT_S = 60
 STOP_TIMEOUT_S = 30
 
@@ -262,8 +263,8 @@ def demonstrate(cluster):
 
     heading("Questions to both tenants, no pressure")
     calm = {t: [ask(cluster, t, q) for q in QUESTIONS[t]] for t in TENANTS}
-    print(f"  beta: {len(prompts)} stories, two at a time ...", flush=True)
-    calm_stories = generate_many(cluster, "beta", prompts_file, 2)
+    print(f"  beta: {len(prompts)} stories, {CALM_CONCURRENCY} at a time ...", flush=True)
+    calm_stories = generate_many(cluster, "beta", prompts_file, CALM_CONCURRENCY)
     before = cluster.status()
     print_slabs(before, "slabs before the pressure")
 
