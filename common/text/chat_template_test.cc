@@ -62,7 +62,8 @@ TEST(ChatTemplate, SmolLm2PromptsAreThoseOfTheReference) {
   ASSERT_TRUE(chat.ok()) << chat.status();
   const auto tokenizer = Tokenizer::Load(kSmolLm2);
   ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
-  for (const json& c : ReadJson("tests/data/smollm2/reference.json")["cases"]) {
+  const json reference = ReadJson("tests/data/smollm2/reference.json");
+  for (const json& c : reference["cases"]) {
     const auto prompt = (*chat)->Render({{"user", c["question"]}});
     ASSERT_TRUE(prompt.ok()) << prompt.status();
     EXPECT_EQ(prompt->text, c["prompt"].get<std::string>());
