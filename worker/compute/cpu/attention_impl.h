@@ -17,6 +17,18 @@ struct AttentionScratch {
   float* largest;  // [rows]
   float* total;    // [rows]
   float* decay;    // [rows]: what the running sums are multiplied by in this tile
+
+  // The rows from number `row` on.
+  AttentionScratch From(int64_t row, int64_t head_dim) const {
+    AttentionScratch s = *this;
+    s.queries += row * head_dim;
+    s.scores += row * kKeyTile;
+    s.sums += row * head_dim;
+    s.largest += row;
+    s.total += row;
+    s.decay += row;
+    return s;
+  }
 };
 
 static AttentionScratch CutScratch(float* scratch, int64_t rows, int64_t head_dim) {
@@ -33,7 +45,7 @@ static AttentionScratch CutScratch(float* scratch, int64_t rows, int64_t head_di
 }
 
 // Where the keys and values of a tile lie. Lanes outside [first, last) are not read by any query of
-// the task; their keys point at zeros.
+// the task and may not be mapped; they point at a lane that is.
 struct KeyTile {
   int32_t base;
   int32_t first;
@@ -42,14 +54,12 @@ struct KeyTile {
   const uint16_t* values[kKeyTile];
 };
 
-// Finds the tile at `base` and starts fetching it into the cache.
+// Finds the tile at `base`; its pointers are for the task's first KV head.
 static void FindTile(const AttentionTask& task, int32_t base, int32_t oldest, int32_t past,
                      KeyTile& tile) {
-  alignas(64) static const uint16_t zeros[kMaxHeadDim] = {};
   tile.base = base;
   tile.first = oldest > base ? oldest - base : 0;
   tile.last = static_cast<int32_t>(Smaller(past - base, kKeyTile));
-  for (int32_t lane = 0; lane < kKeyTile; ++lane) tile.keys[lane] = tile.values[lane] = zeros;
   int32_t block = (base + tile.first) / task.block_tokens;
   int32_t slot = (base + tile.first) % task.block_tokens;
   for (int32_t lane = tile.first; lane < tile.last; ++block, slot = 0) {
@@ -57,41 +67,51 @@ static void FindTile(const AttentionTask& task, int32_t base, int32_t oldest, in
     for (; slot < task.block_tokens && lane < tile.last; ++slot, ++lane) {
       const std::byte* key = at + task.key_offset + slot * task.token_bytes;
       const std::byte* value = at + task.value_offset + slot * task.token_bytes;
-      for (int64_t b = 0; b < task.head_dim * 2; b += 64) {
-        Prefetch(key + b);
-        Prefetch(value + b);
-      }
       tile.keys[lane] = reinterpret_cast<const uint16_t*>(key);
       tile.values[lane] = reinterpret_cast<const uint16_t*>(value);
     }
   }
+  for (int32_t lane = 0; lane < kKeyTile; ++lane) {
+    if (lane >= tile.first && lane < tile.last) continue;
+    tile.keys[lane] = tile.keys[tile.first];
+    tile.values[lane] = tile.values[tile.first];
+  }
 }
 
-static void ConvertTile(const KeyTile& tile, int64_t head_dim, const AttentionScratch& s) {
+// Converts one head of a tile, whose elements start at number `head` of each row.
+static void ConvertTile(const KeyTile& tile, int64_t head, int64_t head_dim,
+                        const AttentionScratch& s) {
   for (int32_t lane = tile.first / 16 * 16; lane < tile.last; lane += 16) {
-    TransposeBf16(tile.keys + lane, head_dim,
+    TransposeBf16(tile.keys + lane, head, head_dim,
                   [&](int64_t d, const F32x16& v) { Store(s.keys + d * kKeyTile + lane, v); });
   }
   for (int32_t lane = tile.first; lane < tile.last; ++lane) {
     for (int64_t d = 0; d < head_dim; d += 16) {
-      Store(s.values + lane * head_dim + d, LoadBf16(tile.values[lane] + d));
+      Store(s.values + lane * head_dim + d, LoadBf16(tile.values[lane] + head + d));
     }
   }
 }
 
-// Scores of R rows, straight from the stored keys.
+// Scores of R rows, straight from the stored keys. Meanwhile the same head of the tile `next` is
+// fetched into the cache, a line per step: more at once than the core can track would be dropped.
 template <int R>
-static void ScoreStored(int64_t rows, const KeyTile& tile, int64_t head_dim, const float* queries,
-                        float* scores) {
+static void ScoreStored(int64_t rows, const KeyTile& tile, const KeyTile& next, int64_t head,
+                        int64_t head_dim, const float* queries, float* scores) {
   if constexpr (R > 1) {
-    if (rows < R) return ScoreStored<R - 1>(rows, tile, head_dim, queries, scores);
+    if (rows < R) {
+      return ScoreStored<R - 1>(rows, tile, next, head, head_dim, queries, scores);
+    }
   }
   for (int32_t lane = tile.first / 16 * 16; lane < tile.last; lane += 16) {
     F32x16 acc[R];
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) acc[r] = Zero();
     TransposeBf16(
-        tile.keys + lane, head_dim, [&](int64_t d, const F32x16& v) __attribute__((always_inline)) {
+        tile.keys + lane, head,
+        head_dim, [&](int64_t d, const F32x16& v) __attribute__((always_inline)) {
+          const auto* rows_of = d & 16 ? next.values : next.keys;
+          Prefetch(
+              reinterpret_cast<const std::byte*>(rows_of[lane + (d & 15)] + head + d / 32 * 32));
 #pragma GCC unroll 16
           for (int r = 0; r < R; ++r) {
             acc[r] = Fma(Broadcast(queries[r * head_dim + d]), v, acc[r]);
@@ -112,8 +132,9 @@ struct FloatMatrix {
 };
 struct StoredRows {
   const uint16_t* const* rows;
+  int64_t first;  // element of a row that is column 0
   PALIMPSEST_INLINE F32x16 At(const StoredRows& m, int64_t row, int64_t column) {
-    return LoadBf16(m.rows[row] + column);
+    return LoadBf16(m.rows[row] + m.first + column);
   }
 };
 
@@ -228,19 +249,23 @@ PALIMPSEST_INLINE Visible VisibleLanes(const AttentionTask& task, int32_t token,
           static_cast<int32_t>(Smaller(position - base + 1, kKeyTile))};
 }
 
-static void AttendTile(const AttentionTask& task, const KeyTile& tile, const AttentionScratch& s) {
+// One KV head, whose rows of scratch are `s`; `next` is the tile that will be needed after this
+// one.
+static void AttendTile(const AttentionTask& task, const KeyTile& tile, const KeyTile& next,
+                       int64_t kv_head, const AttentionScratch& s) {
   const int32_t base = tile.base;
   int32_t begin = 0, end = task.tokens;
   while (begin < end && task.first_position + begin < base) ++begin;
   while (end > begin && VisibleLanes(task, end - 1, base).first >= kKeyTile) --end;
   if (begin == end) return;
   const int64_t group = task.group, head_dim = task.head_dim, first_row = begin * group;
+  const int64_t head = kv_head * head_dim;
   const bool stored = task.tokens * group <= kAttentionRows;
   if (stored) {
-    ScoreStored<kAttentionRows>((end - begin) * group, tile, head_dim,
+    ScoreStored<kAttentionRows>((end - begin) * group, tile, next, head, head_dim,
                                 s.queries + first_row * head_dim, s.scores + first_row * kKeyTile);
   } else {
-    ConvertTile(tile, head_dim, s);
+    ConvertTile(tile, head, head_dim, s);
     Product({s.queries + first_row * head_dim, head_dim, 0, head_dim,
              s.scores + first_row * kKeyTile, kKeyTile, nullptr},
             (end - begin) * group, FloatMatrix{s.keys, kKeyTile}, kKeyTile);
@@ -262,7 +287,7 @@ static void AttendTile(const AttentionTask& task, const KeyTile& tile, const Att
     const ProductTask weigh = {s.scores + row * kKeyTile, kKeyTile, lanes.first,  lanes.last,
                                s.sums + row * head_dim,   head_dim, s.decay + row};
     if (stored) {
-      Product(weigh, rows, StoredRows{tile.values}, head_dim);
+      Product(weigh, rows, StoredRows{tile.values, head}, head_dim);
     } else {
       Product(weigh, rows, FloatMatrix{s.values, head_dim}, head_dim);
     }
@@ -273,14 +298,18 @@ static void AttendTile(const AttentionTask& task, const KeyTile& tile, const Att
 static void StartRows(const AttentionTask& task, const AttentionScratch& s) {
   const int64_t width = int64_t{task.group} * task.head_dim;
   const F32x16 scale = Broadcast(1.0f / __builtin_sqrtf(static_cast<float>(task.head_dim)));
-  for (int64_t t = 0; t < task.tokens; ++t) {
-    const float* query = task.query + t * task.query_stride;
-    for (int64_t i = 0; i < width; i += 16) {
-      Store(s.queries + t * width + i, Mul(Load(query + i), scale));
-      Store(s.sums + t * width + i, Zero());
+  float* queries = s.queries;
+  float* sums = s.sums;
+  for (int64_t h = 0; h < task.kv_heads; ++h) {
+    for (int64_t t = 0; t < task.tokens; ++t, queries += width, sums += width) {
+      const float* query = task.query + t * task.query_stride + h * width;
+      for (int64_t i = 0; i < width; i += 16) {
+        Store(queries + i, Mul(Load(query + i), scale));
+        Store(sums + i, Zero());
+      }
     }
   }
-  for (int64_t r = 0; r < int64_t{task.tokens} * task.group; ++r) {
+  for (int64_t r = 0; r < int64_t{task.kv_heads} * task.tokens * task.group; ++r) {
     s.largest[r] = -__builtin_inff();
     s.total[r] = 0;
   }
@@ -288,20 +317,22 @@ static void StartRows(const AttentionTask& task, const AttentionScratch& s) {
 
 static void FinishRows(const AttentionTask& task, const AttentionScratch& s) {
   const int64_t head_dim = task.head_dim;
-  for (int64_t t = 0; t < task.tokens; ++t) {
-    for (int64_t h = 0; h < task.group; ++h) {
-      const int64_t row = t * task.group + h;
-      const F32x16 inverse = Broadcast(1.0f / s.total[row]);
-      float* out = task.output + t * task.output_stride + h * head_dim;
-      for (int64_t d = 0; d < head_dim; d += 16) {
-        Store(out + d, Mul(Load(s.sums + row * head_dim + d), inverse));
+  const float* sums = s.sums;
+  const float* total = s.total;
+  for (int64_t h = 0; h < task.kv_heads; ++h) {
+    for (int64_t t = 0; t < task.tokens; ++t) {
+      for (int64_t g = 0; g < task.group; ++g, sums += head_dim, ++total) {
+        const F32x16 inverse = Broadcast(1.0f / *total);
+        float* out = task.output + t * task.output_stride + (h * task.group + g) * head_dim;
+        for (int64_t d = 0; d < head_dim; d += 16) Store(out + d, Mul(Load(sums + d), inverse));
       }
     }
   }
 }
 
 static void Attention(const AttentionTask& task, float* scratch) {
-  const AttentionScratch s = CutScratch(scratch, int64_t{task.tokens} * task.group, task.head_dim);
+  const int64_t head_rows = int64_t{task.tokens} * task.group;
+  const AttentionScratch s = CutScratch(scratch, head_rows * task.kv_heads, task.head_dim);
   StartRows(task, s);
   const int32_t past = task.first_position + task.tokens;
   const int32_t oldest =
@@ -310,8 +341,11 @@ static void Attention(const AttentionTask& task, float* scratch) {
   int32_t base = oldest / kKeyTile * kKeyTile;
   FindTile(task, base, oldest, past, tiles[0]);
   for (int i = 0; base < past; i ^= 1, base += kKeyTile) {
-    if (base + kKeyTile < past) FindTile(task, base + kKeyTile, oldest, past, tiles[i ^ 1]);
-    AttendTile(task, tiles[i], s);
+    const bool last = base + kKeyTile >= past;
+    if (!last) FindTile(task, base + kKeyTile, oldest, past, tiles[i ^ 1]);
+    for (int64_t h = 0; h < task.kv_heads; ++h) {
+      AttendTile(task, tiles[i], tiles[last ? i : i ^ 1], h, s.From(h * head_rows, task.head_dim));
+    }
   }
   FinishRows(task, s);
 }

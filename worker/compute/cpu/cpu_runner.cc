@@ -169,6 +169,9 @@ void CpuRunner::PlanRows(const StepPlan& plan) {
 void CpuRunner::PlanAttention() {
   const int32_t group = config_.num_heads / config_.num_kv_heads;
   const int32_t tile = std::max(1, kAttentionItemRows / group);
+  // With enough sequences for all threads an item takes all heads of its tokens, so that the cache
+  // lines of a token are read together.
+  const bool many = chunks_.size() >= 2 * static_cast<size_t>(team_.size());
   items_.clear();
   rotate_in_attention_ = true;
   int32_t row = 0;
@@ -176,15 +179,17 @@ void CpuRunner::PlanAttention() {
     const auto tokens = static_cast<int32_t>(chunks_[c].tokens.size());
     // One item then has all tokens of a KV head, so it can write their KV itself.
     if (tokens > tile) rotate_in_attention_ = false;
+    const bool together = many && tokens * config_.num_heads <= kAttentionItemRows;
+    const int32_t heads = together ? config_.num_kv_heads : 1;
     for (int32_t t = 0; t < tokens; t += tile) {
       const int32_t count = std::min(tile, tokens - t);
       int64_t keys = chunks_[c].first_position + t + count;
       if (config_.sliding_window.has_value()) {
         keys = std::min<int64_t>(keys, int64_t{*config_.sliding_window} + count);
       }
-      for (int32_t h = 0; h < config_.num_kv_heads; ++h) {
-        items_.push_back(
-            {static_cast<int32_t>(c), row + t, count, h, keys * (int64_t{count} * group + 4)});
+      for (int32_t h = 0; h < config_.num_kv_heads; h += heads) {
+        items_.push_back({static_cast<int32_t>(c), row + t, count, h, heads,
+                          keys * (int64_t{count} * group + 4) * heads});
       }
     }
     row += tokens;
@@ -361,6 +366,7 @@ void CpuRunner::Attend(int layer, const AttentionItem& item, int thread) {
   const SequenceChunk& chunk = chunks_[item.chunk];
   const int64_t dim = config_.head_dim;
   AttentionTask task;
+  task.kv_heads = item.kv_heads;
   task.group = config_.num_heads / config_.num_kv_heads;
   const int64_t head_offset = int64_t{item.kv_head} * task.group * dim;
   task.query = qkv_.data() + item.first_row * qkv_stride_ + head_offset;
@@ -396,7 +402,9 @@ void CpuRunner::RunLayer(int layer, Member& member) {
     for (int64_t i = first; i < last; ++i) {
       const AttentionItem& item = items_[i];
       for (int32_t t = 0; rotate_in_attention_ && t < item.tokens; ++t) {
-        RotateAndStore(layer, item.first_row + t, item.kv_head);
+        for (int32_t h = 0; h < item.kv_heads; ++h) {
+          RotateAndStore(layer, item.first_row + t, item.kv_head + h);
+        }
       }
       Attend(layer, item, member.thread());
     }

@@ -65,12 +65,13 @@ class CpuRunner final : public ModelRunner {
     int32_t chunk;
   };
 
-  // Attention of some tokens of one chunk over one KV head: the unit of work of that phase.
+  // Attention of some tokens of one chunk over some KV heads: the unit of work of that phase.
   struct AttentionItem {
     int32_t chunk;
     int32_t first_row;
     int32_t tokens;
     int32_t kv_head;
+    int32_t kv_heads;
     int64_t cost;
   };
 

@@ -28,15 +28,16 @@ struct Projection {
   int64_t output_stride = 0;
 };
 
-// Attention of consecutive query tokens of one sequence and the query heads of one KV head over
-// bfloat16 keys and values in blocks of the KV region.
+// Attention of consecutive query tokens of one sequence and some neighbouring heads over bfloat16
+// keys and values in blocks of the KV region.
 struct AttentionTask {
-  // Rotated queries; `group` heads of head_dim floats per token, and the outputs likewise.
+  // Rotated queries; kv_heads * group heads of head_dim floats per token, and the outputs likewise.
   const float* query = nullptr;
   int64_t query_stride = 0;  // floats between tokens
   float* output = nullptr;
   int64_t output_stride = 0;
-  int32_t group = 1;
+  int32_t kv_heads = 1;
+  int32_t group = 1;     // query heads per KV head
   int32_t head_dim = 0;  // a multiple of 16
   int32_t first_position = 0;
   int32_t tokens = 0;
@@ -46,8 +47,8 @@ struct AttentionTask {
   int64_t block_bytes = 0;
   int32_t block_tokens = 0;
   const BlockId* block_table = nullptr;
-  // Within a block: this layer's and head's key and value of the block's first token, and the
-  // distance to the next token's.
+  // Within a block: this layer's key and value of the block's first token and the first of the KV
+  // heads, and the distance to the next token's.
   int64_t key_offset = 0;
   int64_t value_offset = 0;
   int64_t token_bytes = 0;
@@ -59,7 +60,7 @@ inline constexpr int32_t kKeyTile = 64;
 // Largest head_dim of an attention call.
 inline constexpr int32_t kMaxHeadDim = 512;
 
-// Scratch of one attention call with tokens * group == rows, in floats.
+// Scratch of one attention call with tokens * group * kv_heads == rows, in floats.
 constexpr int64_t AttentionScratchFloats(int64_t rows, int64_t head_dim) {
   return kKeyTile * head_dim * 2 + rows * (kKeyTile + 2 * head_dim + 16);
 }

@@ -119,17 +119,18 @@ PALIMPSEST_INLINE void Transpose(__m256 (&m)[8]) {
 }
 
 template <typename Sink>
-PALIMPSEST_INLINE void TransposeBf16(const uint16_t* const* rows, int64_t dims, Sink sink) {
+PALIMPSEST_INLINE void TransposeBf16(const uint16_t* const* rows, int64_t first, int64_t dims,
+                                     Sink sink) {
   for (int64_t d = 0; d < dims; d += 8) {
-    __m256 first[8], second[8];
+    __m256 a[8], b[8];
 #pragma GCC unroll 8
-    for (int i = 0; i < 8; ++i) first[i] = WidenBf16(rows[i] + d);
-    Transpose(first);
+    for (int i = 0; i < 8; ++i) a[i] = WidenBf16(rows[i] + first + d);
+    Transpose(a);
 #pragma GCC unroll 8
-    for (int i = 0; i < 8; ++i) second[i] = WidenBf16(rows[8 + i] + d);
-    Transpose(second);
+    for (int i = 0; i < 8; ++i) b[i] = WidenBf16(rows[8 + i] + first + d);
+    Transpose(b);
 #pragma GCC unroll 8
-    for (int i = 0; i < 8; ++i) sink(d + i, F32x16{first[i], second[i]});
+    for (int i = 0; i < 8; ++i) sink(d + i, F32x16{a[i], b[i]});
   }
 }
 

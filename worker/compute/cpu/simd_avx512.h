@@ -106,13 +106,14 @@ PALIMPSEST_INLINE void Transpose(__m512i (&m)[16]) {
 }
 
 template <typename Sink>
-PALIMPSEST_INLINE void TransposeBf16(const uint16_t* const* rows, int64_t dims, Sink sink) {
+PALIMPSEST_INLINE void TransposeBf16(const uint16_t* const* rows, int64_t first, int64_t dims,
+                                     Sink sink) {
   for (int64_t d = 0; d < dims; d += 32) {
     const int64_t pairs = dims - d < 32 ? (dims - d) / 2 : 16;
     const __mmask16 mask = static_cast<__mmask16>((uint32_t{1} << pairs) - 1);
     __m512i m[16];
 #pragma GCC unroll 16
-    for (int i = 0; i < 16; ++i) m[i] = _mm512_maskz_loadu_epi32(mask, rows[i] + d);
+    for (int i = 0; i < 16; ++i) m[i] = _mm512_maskz_loadu_epi32(mask, rows[i] + first + d);
     Transpose(m);
 #pragma GCC unroll 16
     for (int i = 0; i < 16; ++i) {

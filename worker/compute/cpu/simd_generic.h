@@ -100,9 +100,10 @@ PALIMPSEST_INLINE F32x16 LoadBf16(const uint16_t* p) {
 // Calls sink(d, v) for d = 0 .. dims - 1 in order, where lane i of v is rows[i][d] as a float; dims
 // is a multiple of 16.
 template <typename Sink>
-PALIMPSEST_INLINE void TransposeBf16(const uint16_t* const* rows, int64_t dims, Sink sink) {
+PALIMPSEST_INLINE void TransposeBf16(const uint16_t* const* rows, int64_t first, int64_t dims,
+                                     Sink sink) {
   for (int64_t d = 0; d < dims; ++d) {
-    sink(d, Map([&](int i) { return FromBits(uint32_t{rows[i][d]} << 16); }));
+    sink(d, Map([&](int i) { return FromBits(uint32_t{rows[i][first + d]} << 16); }));
   }
 }
 

@@ -1,0 +1,354 @@
+#include "worker/compute/cpu/kernels.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <numeric>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "oneapi/dnnl/dnnl.h"
+#include "worker/compute/cpu/packing.h"
+
+namespace palimpsest {
+namespace {
+
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+
+std::vector<float> RandomFloats(int64_t count, std::mt19937& random) {
+  std::normal_distribution<float> normal;
+  std::vector<float> values(count);
+  for (float& v : values) v = normal(random);
+  return values;
+}
+
+float FromBf16(uint16_t bits) { return std::bit_cast<float>(uint32_t{bits} << 16); }
+
+struct Free {
+  void operator()(std::byte* p) const { std::free(p); }
+};
+
+// A random weight matrix, packed, and as floats.
+struct Matrix {
+  Matrix(int64_t rows, int64_t cols, std::mt19937& random) : rows(rows), cols(cols) {
+    std::vector<float> values = RandomFloats(rows * cols, random);
+    std::vector<uint16_t> bits(rows * cols);
+    for (int64_t i = 0; i < rows * cols; ++i) {
+      bits[i] = static_cast<uint16_t>(std::bit_cast<uint32_t>(values[i]) >> 16);
+      values[i] = FromBf16(bits[i]);
+    }
+    floats = std::move(values);
+    packed.reset(
+        static_cast<std::byte*>(std::aligned_alloc(64, PackedMatrixBytes(rows, cols).count())));
+    PackRows(bits.data(), 0, rows, rows, cols, packed.get());
+  }
+
+  int64_t rows, cols;
+  std::vector<float> floats;
+  std::unique_ptr<std::byte, Free> packed;
+};
+
+class EachBuild : public ::testing::TestWithParam<const Kernels*> {
+ protected:
+  const Kernels& kernels() const { return *GetParam(); }
+  std::mt19937 random_{11};
+};
+
+INSTANTIATE_TEST_SUITE_P(Kernels, EachBuild, ::testing::ValuesIn(SupportedKernels()),
+                         [](const auto& info) { return std::string(info.param->name); });
+
+struct Case {
+  Case(int64_t rows, int64_t cols, int64_t tokens, bool with_bias, std::mt19937& random)
+      : matrix(rows, cols, random), input(RandomFloats(tokens * (cols + 5), random)) {
+    if (with_bias) bias = RandomFloats(rows, random);
+    projection.weights = matrix.packed.get();
+    projection.rows = rows;
+    projection.cols = cols;
+    projection.bias = with_bias ? bias.data() : nullptr;
+    projection.input = input.data();
+    projection.input_stride = cols + 5;
+    projection.tokens = tokens;
+    projection.output_stride = rows + 3;
+  }
+
+  Matrix matrix;
+  std::vector<float> input;
+  std::vector<float> bias;
+  Projection projection;
+};
+
+// input x matrix^T (+ bias) by oneDNN.
+std::vector<float> OneDnnProduct(const Case& c) {
+  const Projection& p = c.projection;
+  std::vector<float> out(p.tokens * p.rows);
+  EXPECT_EQ(dnnl_sgemm('N', 'T', p.tokens, p.rows, p.cols, 1.0f, p.input, p.input_stride,
+                       c.matrix.floats.data(), p.cols, 0.0f, out.data(), p.rows),
+            dnnl_success);
+  for (size_t i = 0; i < out.size() && p.bias != nullptr; ++i) out[i] += p.bias[i % p.rows];
+  return out;
+}
+
+TEST_P(EachBuild, ProjectionsMatchOneDnn) {
+  for (int trial = 0; trial < 40; ++trial) {
+    const int64_t rows = 1 + random_() % 150, cols = 1 + random_() % 300;
+    Case c(rows, cols, 1 + random_() % 30, trial % 2 == 0, random_);
+    const std::vector<float> expected = OneDnnProduct(c);
+    const float tolerance = 1e-5f * static_cast<float>(cols + 8);
+    std::vector<float> out(c.projection.tokens * c.projection.output_stride, kNan);
+    c.projection.output = out.data();
+    kernels().project(c.projection, 0, PanelCount(rows));
+    for (int64_t t = 0; t < c.projection.tokens; ++t) {
+      for (int64_t r = 0; r < rows; ++r) {
+        ASSERT_NEAR(out[t * (rows + 3) + r], expected[t * rows + r], tolerance)
+            << rows << "x" << cols << ", token " << t << ", row " << r;
+      }
+      ASSERT_TRUE(std::isnan(out[t * (rows + 3) + rows])) << "wrote past the last row";
+    }
+    kernels().project_add(c.projection, 0, PanelCount(rows));
+    for (int64_t r = 0; r < rows; ++r) {
+      ASSERT_NEAR(out[r], 2 * expected[r], 2 * tolerance) << "added to row " << r;
+    }
+  }
+}
+
+TEST_P(EachBuild, GatedProjectionMatchesOneDnn) {
+  for (int trial = 0; trial < 20; ++trial) {
+    const int64_t half = 32 * (1 + random_() % 4);
+    Case c(2 * half, 1 + random_() % 200, 1 + random_() % 30, trial % 2 == 0, random_);
+    const std::vector<float> products = OneDnnProduct(c);
+    std::vector<float> out(c.projection.tokens * c.projection.output_stride, kNan);
+    c.projection.output = out.data();
+    kernels().project_gated(c.projection, 0, PanelCount(half));
+    for (int64_t t = 0; t < c.projection.tokens; ++t) {
+      for (int64_t i = 0; i < half; ++i) {
+        const double gate = products[t * 2 * half + i], up = products[t * 2 * half + half + i];
+        const double expected = gate / (1 + std::exp(-gate)) * up;
+        ASSERT_NEAR(out[t * c.projection.output_stride + i], expected,
+                    1e-4 * (1 + std::abs(expected) + std::abs(up)));
+      }
+    }
+  }
+}
+
+TEST_P(EachBuild, ProjectionBitsEqualReferenceBuildWhateverTheTokensAndUnits) {
+  const Kernels& reference = *SupportedKernels().back();
+  for (int trial = 0; trial < 6; ++trial) {
+    const int64_t rows = 64 + 32 * (random_() % 3), cols = 1 + random_() % 100, tokens = 40;
+    Case c(rows, cols, tokens, true, random_);
+    std::vector<float> expected(tokens * c.projection.output_stride), out(expected);
+    c.projection.output = expected.data();
+    // The yardstick: each token and panel by itself.
+    for (int64_t t = 0; t < tokens; ++t) {
+      Projection one = c.projection;
+      one.tokens = 1;
+      one.input += t * one.input_stride;
+      one.output += t * one.output_stride;
+      for (int64_t unit = 0; unit < PanelCount(rows); ++unit)
+        reference.project(one, unit, unit + 1);
+    }
+    for (int64_t first = 0; first < tokens;) {
+      Projection some = c.projection;
+      some.tokens = std::min<int64_t>(tokens - first, 1 + random_() % 30);
+      some.input += first * some.input_stride;
+      some.output = out.data() + first * some.output_stride;
+      kernels().project(some, 0, PanelCount(rows));
+      first += some.tokens;
+    }
+    ASSERT_EQ(std::memcmp(out.data(), expected.data(), out.size() * sizeof(float)), 0);
+  }
+}
+
+TEST_P(EachBuild, RmsNormMatchesFloat64) {
+  for (int64_t size = 16; size <= 160; size += 16) {
+    const std::vector<float> x = RandomFloats(size, random_), weight = RandomFloats(size, random_);
+    std::vector<float> out(size), reference(size);
+    kernels().rms_norm(x.data(), weight.data(), size, 1e-5f, out.data());
+    double squares = 0;
+    for (const float v : x) squares += double{v} * v;
+    for (int64_t i = 0; i < size; ++i) {
+      const double expected = x[i] / std::sqrt(squares / size + 1e-5) * weight[i];
+      ASSERT_NEAR(out[i], expected, 1e-6 * (1 + std::abs(expected)));
+    }
+    SupportedKernels().back()->rms_norm(x.data(), weight.data(), size, 1e-5f, reference.data());
+    ASSERT_EQ(out, reference);
+  }
+}
+
+TEST_P(EachBuild, ExponentialIsWithinTwoUlpAndSaturates) {
+  std::vector<float> x(4096);
+  for (size_t i = 0; i < x.size(); ++i) x[i] = -87.0f + 175.0f * static_cast<float>(i) / 4096;
+  x[0] = 0;
+  std::vector<float> out(x.size()), reference(x.size());
+  kernels().exponential(x.data(), static_cast<int64_t>(x.size()), out.data());
+  for (size_t i = 0; i < x.size(); ++i) {
+    const auto exact = static_cast<float>(std::exp(double{x[i]}));
+    ASSERT_LE(std::abs(std::bit_cast<int32_t>(out[i]) - std::bit_cast<int32_t>(exact)), 2) << x[i];
+  }
+  EXPECT_EQ(out[0], 1.0f);
+  SupportedKernels().back()->exponential(x.data(), static_cast<int64_t>(x.size()),
+                                         reference.data());
+  EXPECT_EQ(out, reference);
+
+  const float inf = std::numeric_limits<float>::infinity();
+  const std::vector<float> edges = {-inf, -1000, -88, 89, 1000, inf, kNan, -0.0f,
+                                    0,    0,     0,   0,  0,    0,   0,    0};
+  kernels().exponential(edges.data(), 16, out.data());
+  EXPECT_EQ(out[0], 0);
+  EXPECT_EQ(out[1], 0);
+  EXPECT_EQ(out[2], 0);
+  EXPECT_TRUE(std::isfinite(out[3]) && std::isfinite(out[5]) && out[3] > 1e38f);
+  EXPECT_TRUE(std::isnan(out[6]));
+  EXPECT_EQ(out[7], 1.0f);
+}
+
+TEST_P(EachBuild, Bf16RoundsToNearestEven) {
+  const auto round = [&](uint32_t bits) {
+    const auto in = std::bit_cast<float>(bits);
+    uint16_t out;
+    kernels().to_bf16(&in, 1, &out);
+    return out;
+  };
+  EXPECT_EQ(round(0x3f800000), 0x3f80);
+  EXPECT_EQ(round(0x3f808000), 0x3f80) << "tie to even, down";
+  EXPECT_EQ(round(0x3f818000), 0x3f82) << "tie to even, up";
+  EXPECT_EQ(round(0x3f808001), 0x3f81);
+  EXPECT_EQ(round(0x7f7fffff), 0x7f80) << "overflow to infinity";
+  EXPECT_EQ(round(0xff800000), 0xff80);
+  EXPECT_TRUE(std::isnan(FromBf16(round(0x7f800001)))) << "NaN whose low bits alone are set";
+  EXPECT_TRUE(std::isnan(FromBf16(round(0xffffffff))));
+}
+
+// Random KV in scattered blocks, with NaN wherever nothing was written.
+class AttentionCase {
+ public:
+  AttentionCase(std::mt19937& random, int32_t positions)
+      : kv_heads_(1 + random() % 3),
+        group_(1 + random() % 8),
+        dim_(16 * (1 + random() % 8)),
+        block_tokens_(1 << random() % 7),
+        positions_(positions) {
+    const int64_t token = kv_heads_ * dim_;
+    const int64_t block = 2 * block_tokens_ * token;
+    const int32_t blocks = (positions + block_tokens_ - 1) / block_tokens_;
+    kv_.assign((blocks + 3) * block, 0x7fff);
+    std::vector<uint32_t> ids(blocks + 2);
+    std::iota(ids.begin(), ids.end(), 1);
+    std::shuffle(ids.begin(), ids.end(), random);
+    for (int32_t b = 0; b < blocks; ++b) table_.push_back(BlockId(ids[b]));
+    std::normal_distribution<float> normal;
+    for (int32_t p = 0; p < positions; ++p) {
+      for (int plane = 0; plane < 2; ++plane) {
+        for (int64_t i = 0; i < token; ++i) {
+          kv_[At(p, plane) + i] =
+              static_cast<uint16_t>(std::bit_cast<uint32_t>(normal(random)) >> 16);
+        }
+      }
+    }
+    queries_ = RandomFloats(int64_t{positions} * Width(), random);
+    task_.query_stride = task_.output_stride = Width();
+    task_.kv_heads = kv_heads_;
+    task_.group = group_;
+    task_.head_dim = dim_;
+    task_.kv = reinterpret_cast<const std::byte*>(kv_.data());
+    task_.block_bytes = block * 2;
+    task_.block_tokens = block_tokens_;
+    task_.value_offset = block_tokens_ * token * 2;
+    task_.token_bytes = token * 2;
+  }
+
+  void SetWindow(int32_t window) { task_.window = window; }
+  int64_t Width() const { return int64_t{kv_heads_} * group_ * dim_; }
+
+  // Attention of tokens first .. first + count - 1, for all heads or head by head.
+  std::vector<float> Run(const Kernels& kernels, int32_t first, int32_t count, bool together) {
+    std::vector<float> out(count * Width());
+    // Blocks that left the window may be given away.
+    std::vector<BlockId> table = table_;
+    for (int32_t b = 0; (b + 1) * block_tokens_ <= first - task_.window + 1; ++b) {
+      table[b] = BlockId(0);
+    }
+    AttentionTask task = task_;
+    task.block_table = table.data();
+    task.first_position = first;
+    task.tokens = count;
+    task.kv_heads = together ? kv_heads_ : 1;
+    std::vector<float> scratch(
+        AttentionScratchFloats(int64_t{count} * group_ * task.kv_heads, dim_));
+    for (int32_t h = 0; h < kv_heads_; h += task.kv_heads) {
+      task.query = queries_.data() + first * Width() + h * group_ * dim_;
+      task.output = out.data() + h * group_ * dim_;
+      task.key_offset = h * dim_ * 2;
+      task.value_offset = task_.value_offset + h * dim_ * 2;
+      kernels.attention(task, scratch.data());
+    }
+    return out;
+  }
+
+  std::vector<double> Reference(int32_t position) const {
+    const int32_t oldest = position < task_.window ? 0 : position - task_.window + 1;
+    std::vector<double> out(Width());
+    for (int64_t h = 0; h < kv_heads_ * group_; ++h) {
+      const float* query = queries_.data() + position * Width() + h * dim_;
+      std::vector<double> weight(position + 1);
+      double total = 0;
+      for (int32_t j = oldest; j <= position; ++j) {
+        for (int64_t d = 0; d < dim_; ++d) {
+          weight[j] += double{query[d]} * FromBf16(kv_[At(j, 0) + h / group_ * dim_ + d]);
+        }
+        total += weight[j] = std::exp(weight[j] / std::sqrt(double(dim_)));
+      }
+      for (int32_t j = oldest; j <= position; ++j) {
+        for (int64_t d = 0; d < dim_; ++d) {
+          out[h * dim_ + d] += weight[j] / total * FromBf16(kv_[At(j, 1) + h / group_ * dim_ + d]);
+        }
+      }
+    }
+    return out;
+  }
+
+ private:
+  int64_t At(int32_t position, int plane) const {
+    const int64_t token = int64_t{kv_heads_} * dim_;
+    return (int64_t{table_[position / block_tokens_].value()} * 2 + plane) * block_tokens_ * token +
+           position % block_tokens_ * token;
+  }
+
+  const int32_t kv_heads_, group_, dim_, block_tokens_, positions_;
+  std::vector<uint16_t> kv_;
+  std::vector<BlockId> table_;
+  std::vector<float> queries_;
+  AttentionTask task_;
+};
+
+TEST_P(EachBuild, AttentionMatchesFloat64AndBitsDoNotDependOnTheCut) {
+  const Kernels& reference = *SupportedKernels().back();
+  for (int trial = 0; trial < 12; ++trial) {
+    const auto positions = static_cast<int32_t>(1 + random_() % 200);
+    AttentionCase c(random_, positions);
+    if (trial % 2 == 1) c.SetWindow(static_cast<int32_t>(1 + random_() % 150));
+    for (int32_t first = 0; first < positions;) {
+      const auto count =
+          std::min(positions - first, static_cast<int32_t>(1 + random_() % (trial % 3 ? 40 : 3)));
+      const std::vector<float> out = c.Run(kernels(), first, count, random_() % 2 == 0);
+      for (int32_t t = 0; t < count; t += 7) {
+        const std::vector<double> exact = c.Reference(first + t);
+        const std::vector<float> alone = c.Run(reference, first + t, 1, false);
+        for (int64_t i = 0; i < c.Width(); ++i) {
+          ASSERT_NEAR(out[t * c.Width() + i], exact[i], 2e-5) << "position " << first + t;
+        }
+        ASSERT_EQ(std::memcmp(out.data() + t * c.Width(), alone.data(), alone.size() * 4), 0)
+            << "position " << first + t << " of a chunk of " << count;
+      }
+      first += count;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace palimpsest
