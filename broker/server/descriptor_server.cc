@@ -120,12 +120,7 @@ void DescriptorServer::Serve(ConnectionId id, Connection& connection) {
     int failures = 0;
     while (!stopping_.load() && ServeRequest(*peer, connection, failures).ok()) {
     }
-    {
-      MutexLock lock(&mu_);
-      nonces_.erase(connection.nonce);
-      connection.peer.reset();
-    }
-    hand_overs_.Drop(id);
+    Unregister(id, connection);
     delegate_.ConnectionClosed(*peer);
   } else if (!absl::IsUnavailable(peer.status())) {
     CountRefusal(peer.status());
@@ -141,6 +136,7 @@ void DescriptorServer::Serve(ConnectionId id, Connection& connection) {
 absl::StatusOr<DescriptorPeer> DescriptorServer::Greet(ConnectionId id, Connection& connection) {
   absl::StatusOr<PeerIdentity> identity = connection.channel.IdentifyPeer();
   if (!identity.ok()) return identity.status();
+  if (absl::Status status = AdmitStranger(identity->uid, connection); !status.ok()) return status;
   const absl::StatusOr<Hello> hello = connection.channel.ReceiveA<Hello>(options_.hello_timeout);
   if (absl::IsDeadlineExceeded(hello.status())) {
     return absl::InvalidArgumentError("no Hello came in time");
@@ -155,9 +151,7 @@ absl::StatusOr<DescriptorPeer> DescriptorServer::Greet(ConnectionId id, Connecti
   const absl::Status sent =
       connection.channel.Send(Welcome{connection.nonce}, {}, options_.send_timeout);
   if (!sent.ok()) {
-    MutexLock lock(&mu_);
-    nonces_.erase(connection.nonce);
-    connection.peer.reset();
+    Unregister(id, connection);
     return absl::UnavailableError(sent.message());
   }
   return peer;
@@ -211,6 +205,20 @@ absl::StatusOr<TenantId> DescriptorServer::Recognise(const Hello& hello, uid_t u
       absl::StrCat("no tenant \"", hello.tenant, "\" is configured"));
 }
 
+absl::Status DescriptorServer::AdmitStranger(uid_t uid, Connection& connection) {
+  MutexLock lock(&mu_);
+  const auto strangers =
+      std::count_if(connections_.begin(), connections_.end(), [uid](const auto& entry) {
+        return entry.second->stranger == uid && !entry.second->finished;
+      });
+  if (static_cast<size_t>(strangers) >= options_.max_strangers_per_uid) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("uid ", uid, " has ", strangers, " connections open that said no Hello yet"));
+  }
+  connection.stranger = uid;
+  return absl::OkStatus();
+}
+
 absl::Status DescriptorServer::Register(const DescriptorPeer& peer, Connection& connection) {
   const Token nonce = Token::Random();
   MutexLock lock(&mu_);
@@ -224,28 +232,39 @@ absl::Status DescriptorServer::Register(const DescriptorPeer& peer, Connection& 
   }
   connection.nonce = nonce;
   connection.nonce_expiry = clock_.Now() + options_.nonce_lifetime;
+  connection.stranger.reset();
   connection.peer = peer;
   nonces_[nonce] = peer.connection;
+  hand_overs_.Open(peer.connection);
   return absl::OkStatus();
+}
+
+void DescriptorServer::Unregister(ConnectionId id, Connection& connection) {
+  {
+    MutexLock lock(&mu_);
+    nonces_.erase(connection.nonce);
+    connection.peer.reset();
+  }
+  hand_overs_.Drop(id);
 }
 
 absl::Status DescriptorServer::ServeRequest(const DescriptorPeer& peer, Connection& connection,
                                             int& failures) {
   absl::StatusOr<ReceivedPacket> request =
       connection.channel.Receive(std::min(kLookAround, options_.nonce_lifetime));
-  if (absl::IsDeadlineExceeded(request.status())) {
+  absl::Status result = request.status();
+  if (absl::IsDeadlineExceeded(result)) {
     MutexLock lock(&mu_);
     if (connection.attached || clock_.Now() < connection.nonce_expiry) return absl::OkStatus();
-    return absl::DeadlineExceededError("no session was opened");
+    result = absl::DeadlineExceededError("no session was opened in time; connect again");
   }
-  absl::Status result = request.status();
   if (request.ok()) {
     result = Answer(peer, connection, std::move(*request));
     if (result.ok()) return result;
   }
   if (absl::IsUnavailable(result)) return result;
   CountRefusal(result);
-  // After what is no packet, or comes from somebody else, the connection cannot be trusted.
+  // After silence, what is no packet, or a packet of somebody else, the connection ends.
   const bool goes_on = request.ok() && ++failures < options_.max_failed_requests;
   const absl::Status sent =
       connection.channel.Send(Failed{std::string(result.message())}, {}, options_.send_timeout);
@@ -319,6 +338,12 @@ absl::StatusOr<DescriptorPeer> DescriptorServer::RedeemNonce(absl::string_view n
   }
   connection.attached = true;
   return *connection.peer;
+}
+
+bool DescriptorServer::IsOpen(ConnectionId connection) {
+  MutexLock lock(&mu_);
+  const auto found = connections_.find(connection);
+  return found != connections_.end() && found->second->peer.has_value();
 }
 
 void DescriptorServer::Close(ConnectionId connection) {

@@ -5,7 +5,8 @@
 // A tenant is recognised by its secret, by its uid, or must show both if it has both; a socket may
 // admit one tenant only.
 //
-// Bounds: so many connections in all and per tenant; Hello within a deadline; a session within the
+// Bounds: so many connections in all, per tenant, and per uid before Hello, so that nobody can take
+// all of them; Hello within a deadline; a session within the
 // life of the nonce; so many failed requests, then the connection is closed. Every refusal says why
 // and is counted (DescriptorServerStats).
 //
@@ -96,6 +97,8 @@ class DescriptorServer {
     std::vector<TenantCredentials> tenants;
     size_t max_connections = 256;
     size_t max_connections_per_tenant = 8;
+    // Of one uid, recognised as no tenant yet.
+    size_t max_strangers_per_uid = 16;
     absl::Duration hello_timeout = absl::Seconds(5);
     absl::Duration send_timeout = absl::Seconds(5);
     absl::Duration nonce_lifetime = absl::Seconds(30);
@@ -119,6 +122,9 @@ class DescriptorServer {
   // closed.
   absl::StatusOr<DescriptorPeer> RedeemNonce(absl::string_view nonce);
 
+  // Whether the connection still stands. Once it does not, the delegate hears so, or has heard.
+  bool IsOpen(ConnectionId connection);
+
   // Ends a connection (its session is over).
   void Close(ConnectionId connection);
 
@@ -131,6 +137,7 @@ class DescriptorServer {
     std::optional<TenantId> only;
     std::thread thread;
     // The rest is guarded by the server's lock.
+    std::optional<uid_t> stranger;  // from the identification until Hello was answered
     std::optional<DescriptorPeer> peer;
     Token nonce;
     absl::Time nonce_expiry;
@@ -151,7 +158,9 @@ class DescriptorServer {
   void CountRefusal(const absl::Status& refusal);
   absl::StatusOr<TenantId> Recognise(const Hello& hello, uid_t uid,
                                      std::optional<TenantId> only) const;
+  absl::Status AdmitStranger(uid_t uid, Connection& connection);
   absl::Status Register(const DescriptorPeer& peer, Connection& connection);
+  void Unregister(ConnectionId id, Connection& connection);
   // OK while the connection may go on.
   absl::Status ServeRequest(const DescriptorPeer& peer, Connection& connection, int& failures);
   absl::Status Answer(const DescriptorPeer& peer, Connection& connection, ReceivedPacket request);

@@ -1,17 +1,32 @@
 #include "broker/server/hand_over.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 namespace palimpsest {
 
+void HandOverTable::Open(ConnectionId connection) {
+  MutexLock lock(&mu_);
+  waiting_[connection];
+}
+
 Token HandOverTable::Offer(ConnectionId connection, HandOver what, absl::Duration lifetime) {
   const Token token = Token::Random();
   const absl::Time now = clock_.Now();
+  std::vector<Waiting> withdrawn;  // closes descriptors after the lock
   MutexLock lock(&mu_);
-  std::vector<Waiting>& offers = waiting_[connection];
-  std::erase_if(offers, [now](const Waiting& offer) { return offer.expiry <= now; });
-  if (offers.size() >= max_offers_) offers.erase(offers.begin());
+  const auto found = waiting_.find(connection);
+  if (found == waiting_.end()) return token;
+  std::vector<Waiting>& offers = found->second;
+  const auto expired = std::stable_partition(
+      offers.begin(), offers.end(), [now](const Waiting& offer) { return offer.expiry > now; });
+  std::move(expired, offers.end(), std::back_inserter(withdrawn));
+  offers.erase(expired, offers.end());
+  if (offers.size() >= max_offers_) {
+    withdrawn.push_back(std::move(offers.front()));
+    offers.erase(offers.begin());
+  }
   offers.push_back(Waiting{token, std::move(what), now + lifetime});
   return token;
 }
@@ -33,8 +48,7 @@ absl::StatusOr<HandOver> HandOverTable::Take(ConnectionId connection, const Toke
   }
   return absl::NotFoundError(
       "no descriptors wait for this token on this connection: it was used already, was withdrawn "
-      "or "
-      "belongs to another connection");
+      "or belongs to another connection");
 }
 
 void HandOverTable::Drop(ConnectionId connection) {

@@ -43,13 +43,18 @@ class HandOverTable {
   // At most `max_offers` wait for one connection: beyond that the oldest is withdrawn.
   HandOverTable(const Clock& clock, size_t max_offers) : clock_(clock), max_offers_(max_offers) {}
 
+  // The connection may be offered descriptors, until Drop.
+  void Open(ConnectionId connection);
+
+  // What is offered to a connection that is not open is withdrawn at once: it may close while
+  // somebody has something for it.
   Token Offer(ConnectionId connection, HandOver what, absl::Duration lifetime);
 
   // Takes an offer; it can be taken once. NotFound for a token that was never offered to this
   // connection, was taken or withdrawn; DeadlineExceeded for one that expired.
   absl::StatusOr<HandOver> Take(ConnectionId connection, const Token& token);
 
-  // Withdraws everything offered to the connection.
+  // Withdraws everything offered to the connection, now and from now on.
   void Drop(ConnectionId connection);
 
   // Offers that wait, of all connections.

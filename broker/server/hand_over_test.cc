@@ -18,6 +18,11 @@ class HandOverTableTest : public ::testing::Test {
                     {std::make_shared<const UniqueFd>(dup(0))}};
   }
 
+  void SetUp() override {
+    table_.Open(kAlpha);
+    table_.Open(kBeta);
+  }
+
   FakeClock clock_;
   HandOverTable table_{clock_, 3};
 };
@@ -63,6 +68,16 @@ TEST_F(HandOverTableTest, DropClosesTheDescriptors) {
   const Token token = table_.Offer(kAlpha, std::move(what), absl::Seconds(10));
   table_.Drop(kAlpha);
   EXPECT_TRUE(memory.expired());
+  EXPECT_FALSE(table_.Take(kAlpha, token).ok());
+}
+
+TEST_F(HandOverTableTest, NothingWaitsForAConnectionThatIsClosed) {
+  table_.Drop(kAlpha);
+  HandOver what = Slab(7);
+  const std::weak_ptr<const UniqueFd> memory = what.descriptors[0];
+  const Token token = table_.Offer(kAlpha, std::move(what), absl::Seconds(10));
+  EXPECT_TRUE(memory.expired());
+  EXPECT_EQ(table_.size(), 0);
   EXPECT_FALSE(table_.Take(kAlpha, token).ok());
 }
 

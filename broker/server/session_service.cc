@@ -54,10 +54,24 @@ absl::StatusOr<uint64_t> SessionService::Begin(grpc::ServerContext& context) {
     return absl::ResourceExhaustedError(
         absl::StrCat("the broker serves ", calls_.size(), " sessions already"));
   }
+  GiveUpOldestSilentCall();
   const uint64_t id = next_call_++;
   calls_[id] = Known{&context, absl::Now() + options_.attach_timeout};
   changed_.SignalAll();
   return id;
+}
+
+void SessionService::GiveUpOldestSilentCall() {
+  size_t silent = 0;
+  Known* oldest = nullptr;
+  for (auto& [id, call] : calls_) {
+    if (call.attach_by == absl::InfiniteFuture()) continue;
+    ++silent;
+    if (oldest == nullptr) oldest = &call;
+  }
+  if (silent < options_.max_silent_calls) return;
+  oldest->attach_by = absl::InfiniteFuture();
+  oldest->context->TryCancel();
 }
 
 void SessionService::Attached(uint64_t call) {
@@ -109,20 +123,9 @@ absl::Status SessionService::Serve(grpc::ServerContext& context, Stream& stream)
                            : Open(message.attach(), *peer, stream, end, context);
   absl::Status status = session.status();
   if (status.ok()) {
-    std::thread writer([&stream, &end] {
-      while (std::optional<v1::BrokerMessage> next = end->outbox().Pop()) {
-        if (!stream.Write(*next)) break;
-      }
-    });
-    while (status.ok() && stream.Read(&message)) {
-      status = parts_.broker.Handle(*session, end, message);
-    }
-    parts_.broker.Disconnect(*session, end);
-    if (const std::string reason = end->reason(); status.ok() && !reason.empty()) {
-      status = absl::UnavailableError(reason);
-    }
-    end->Finished();
-    writer.join();
+    // A descriptor connection that closed before the session was known took nobody along.
+    if (!parts_.descriptors.IsOpen(connection)) end->Close("the descriptor connection is closed");
+    status = Converse(*session, end, stream);
   } else {
     parts_.metrics.Attached(AttachOutcome::kRefused);
     end->Finished();
@@ -131,12 +134,40 @@ absl::Status SessionService::Serve(grpc::ServerContext& context, Stream& stream)
   return status;
 }
 
+absl::Status SessionService::Converse(const std::shared_ptr<palimpsest::Broker::Session>& session,
+                                      const std::shared_ptr<SessionStream>& end, Stream& stream) {
+  Notification written;
+  std::thread writer([&stream, &end, &written] {
+    while (std::optional<v1::BrokerMessage> next = end->outbox().Pop()) {
+      if (!stream.Write(*next)) break;
+    }
+    written.Notify();
+  });
+  absl::Status status;
+  v1::WorkerMessage message;
+  while (status.ok() && stream.Read(&message)) {
+    status = parts_.broker.Handle(session, end, message);
+  }
+  parts_.broker.Disconnect(session, end);
+  if (const std::string reason = end->reason(); status.ok() && !reason.empty()) {
+    status = absl::UnavailableError(reason);
+  }
+  end->outbox().Close();
+  // The call's status can follow only what is being written.
+  if (!written.WaitForNotificationWithTimeout(options_.write_patience)) {
+    end->Close("the worker does not read its messages");
+  }
+  writer.join();
+  end->Finished();
+  return status;
+}
+
 absl::StatusOr<std::shared_ptr<Broker::Session>> SessionService::Open(
     const v1::Attach&, const DescriptorPeer& peer, Stream& stream,
     const std::shared_ptr<SessionStream>& end, grpc::ServerContext& context) {
   // Said early: packing an image may take minutes.
   if (absl::Status vacant = parts_.broker.CheckVacant(peer); !vacant.ok()) return vacant;
-  auto image = AwaitImage(peer.tenant, stream, context);
+  auto image = AwaitImage(peer, stream, context);
   if (!image.ok()) return image.status();
   return parts_.broker.Attach(peer, *std::move(image), end);
 }
@@ -148,7 +179,7 @@ absl::StatusOr<std::shared_ptr<Broker::Session>> SessionService::OpenReturning(
   if (!session.ok()) return session.status();
   auto image = parts_.images.Find((*session)->fingerprint, peer.tenant);
   if (image == nullptr) {
-    auto current = AwaitImage(peer.tenant, stream, context);
+    auto current = AwaitImage(peer, stream, context);
     if (!current.ok()) return current.status();
     image = *std::move(current);
   }
@@ -163,8 +194,8 @@ absl::StatusOr<std::shared_ptr<Broker::Session>> SessionService::OpenReturning(
 }
 
 absl::StatusOr<std::shared_ptr<const SealedImage>> SessionService::AwaitImage(
-    TenantId tenant, Stream& stream, grpc::ServerContext& context) {
-  const std::shared_ptr<ImageJob> job = parts_.images.Prepare(tenant);
+    const DescriptorPeer& peer, Stream& stream, grpc::ServerContext& context) {
+  const std::shared_ptr<ImageJob> job = parts_.images.Prepare(peer.tenant);
   uint64_t seen = 0;
   absl::Time next_report = absl::InfinitePast();
   while (true) {
@@ -174,7 +205,9 @@ absl::StatusOr<std::shared_ptr<const SealedImage>> SessionService::AwaitImage(
       return absl::FailedPreconditionError(
           absl::StrCat("no parameter image: ", view.result.status().message()));
     }
-    if (context.IsCancelled()) return absl::CancelledError("the worker gave up waiting");
+    if (context.IsCancelled() || !parts_.descriptors.IsOpen(peer.connection)) {
+      return absl::CancelledError("the worker gave up waiting");
+    }
     if (view.version == seen || view.phase.empty() || absl::Now() < next_report) continue;
     seen = view.version;
     next_report = absl::Now() + kImageLookAround;

@@ -31,7 +31,12 @@ class SessionService : public v1::Broker::Service {
   struct Options {
     // Calls at a time; one more is refused.
     size_t max_calls = 256;
+    // Of them, calls that said no Attach yet; for one more the oldest is given up, so that who
+    // opens calls and says nothing locks nobody out.
+    size_t max_silent_calls = 64;
     absl::Duration attach_timeout = absl::Seconds(10);
+    // For a worker to read what is being written when its call ends.
+    absl::Duration write_patience = absl::Seconds(2);
     size_t outbox_messages = 1024;
   };
   // What it works with; all must outlive it.
@@ -56,7 +61,6 @@ class SessionService : public v1::Broker::Service {
 
  private:
   using Stream = grpc::ServerReaderWriter<v1::BrokerMessage, v1::WorkerMessage>;
-  class Call;
 
   absl::Status Serve(grpc::ServerContext& context, Stream& stream);
   absl::StatusOr<std::shared_ptr<palimpsest::Broker::Session>> Open(
@@ -66,11 +70,16 @@ class SessionService : public v1::Broker::Service {
       const v1::Reattach& reattach, const DescriptorPeer& peer, Stream& stream,
       const std::shared_ptr<SessionStream>& end, grpc::ServerContext& context);
   // Waits for the tenant's image and tells the worker how far it is.
-  absl::StatusOr<std::shared_ptr<const SealedImage>> AwaitImage(TenantId tenant, Stream& stream,
+  absl::StatusOr<std::shared_ptr<const SealedImage>> AwaitImage(const DescriptorPeer& peer,
+                                                                Stream& stream,
                                                                 grpc::ServerContext& context);
+  // Reads and writes until the call ends.
+  absl::Status Converse(const std::shared_ptr<palimpsest::Broker::Session>& session,
+                        const std::shared_ptr<SessionStream>& end, Stream& stream);
   // Admits a call and bounds the time until it attaches.
   absl::StatusOr<uint64_t> Begin(grpc::ServerContext& context);
   void Attached(uint64_t call);
+  void GiveUpOldestSilentCall() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void End(uint64_t call);
   void WatchAttachDeadlines();
 

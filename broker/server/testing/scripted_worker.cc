@@ -1,11 +1,16 @@
 #include "broker/server/testing/scripted_worker.h"
 
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "common/grpc_status.h"
+#include "common/memory_file.h"
 
 namespace palimpsest {
 namespace {
@@ -35,35 +40,74 @@ absl::Status ScriptedWorker::Attach(const std::string& socket, std::optional<std
   return OpenSession(socket, attach);
 }
 
-absl::Status ScriptedWorker::Reattach(const std::string& socket) {
+v1::Attach ScriptedWorker::Returning() {
   v1::Attach attach;
   attach.set_nonce(nonce_.ToBytes());
   v1::Reattach& reattach = *attach.mutable_reattach();
-  {
-    MutexLock lock(&mu_);
-    reattach.set_session_id(session_);
-    for (const auto& [id, held] : slabs_) {
-      v1::HeldSlab& slab = *reattach.add_slabs();
-      slab.set_slab_id(id);
-      slab.set_epoch(held.epoch);
-      slab.set_role(held.role);
-      slab.set_region_index(held.region_index);
-      const absl::Status sent = descriptors_->Send(ReturnSlabs{{{SlabId(id), Epoch(held.epoch)}}},
-                                                   {held.memory.get()}, kPatience);
-      if (!sent.ok()) return sent;
-      const auto accepted = descriptors_->ReceiveA<Accepted>(kPatience);
-      if (!accepted.ok()) return accepted.status();
-    }
-    if (image_.valid()) {
-      const absl::Status sent =
-          descriptors_->Send(ReturnImage{fingerprint_}, {image_.get()}, kPatience);
-      if (!sent.ok()) return sent;
-      const auto accepted = descriptors_->ReceiveA<Accepted>(kPatience);
-      if (!accepted.ok()) return accepted.status();
-      reattach.set_has_image(true);
-    }
+  MutexLock lock(&mu_);
+  reattach.set_session_id(session_);
+  reattach.set_has_image(image_.valid());
+  for (const auto& [id, held] : slabs_) {
+    v1::HeldSlab& slab = *reattach.add_slabs();
+    slab.set_slab_id(id);
+    slab.set_epoch(held.epoch);
+    slab.set_role(held.role);
+    slab.set_region_index(held.region_index);
+  }
+  return attach;
+}
+
+absl::Status ScriptedWorker::Claim(const std::string& socket) {
+  return OpenSession(socket, Returning());
+}
+
+absl::Status ScriptedWorker::Reattach(const std::string& socket) {
+  const v1::Attach attach = Returning();
+  for (const v1::HeldSlab& slab : attach.reattach().slabs()) {
+    const absl::Status returned = ReturnSlab(slab.slab_id(), slab.epoch(), slab.slab_id());
+    if (!returned.ok()) return returned;
+  }
+  if (attach.reattach().has_image()) {
+    if (const absl::Status returned = ReturnImage(false); !returned.ok()) return returned;
   }
   return OpenSession(socket, attach);
+}
+
+absl::Status ScriptedWorker::ReturnSlab(uint32_t slab, uint64_t epoch,
+                                        std::optional<uint32_t> memory_of) {
+  UniqueFd forged;
+  int descriptor = -1;
+  if (memory_of.has_value()) {
+    MutexLock lock(&mu_);
+    descriptor = slabs_[*memory_of].memory.get();
+  } else {
+    MutexLock lock(&mu_);
+    forged = UniqueFd(memfd_create("palimpsest-slab", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+    descriptor = forged.get();
+    if (ftruncate(descriptor, static_cast<off_t>(slab_bytes_)) != 0 ||
+        fcntl(descriptor, F_ADD_SEALS, kSlabSeals) != 0) {
+      return ErrnoStatus("forge a slab");
+    }
+  }
+  const absl::Status sent =
+      descriptors_->Send(ReturnSlabs{{{SlabId(slab), Epoch(epoch)}}}, {descriptor}, kPatience);
+  if (!sent.ok()) return sent;
+  return descriptors_->ReceiveA<Accepted>(kPatience).status();
+}
+
+absl::Status ScriptedWorker::ReturnImage(bool forged) {
+  const UniqueFd other(memfd_create("palimpsest-image", MFD_CLOEXEC));
+  std::string fingerprint;
+  int descriptor = other.get();
+  {
+    MutexLock lock(&mu_);
+    fingerprint = fingerprint_;
+    if (!forged) descriptor = image_.get();
+  }
+  const absl::Status sent =
+      descriptors_->Send(palimpsest::ReturnImage{fingerprint}, {descriptor}, kPatience);
+  if (!sent.ok()) return sent;
+  return descriptors_->ReceiveA<Accepted>(kPatience).status();
 }
 
 absl::Status ScriptedWorker::OpenSession(const std::string& socket, const v1::Attach& attach) {
@@ -81,6 +125,7 @@ absl::Status ScriptedWorker::OpenSession(const std::string& socket, const v1::At
   v1::BrokerMessage answer;
   bool read = false;
   while ((read = stream_->Read(&answer)) && answer.has_image_progress()) {
+    if (hangs_up_) descriptors_->Shutdown();
   }
   if (!read || !answer.has_attached()) {
     const absl::Status status = FromGrpcStatus(stream_->Finish());
@@ -100,7 +145,7 @@ absl::Status ScriptedWorker::OpenSession(const std::string& socket, const v1::At
     MutexLock lock(&mu_);
     image_ = std::move(image->front());
   }
-  reader_ = std::thread([this] { ReadLoop(); });
+  if (reads_) reader_ = std::thread([this] { ReadLoop(); });
   return absl::OkStatus();
 }
 
@@ -246,6 +291,22 @@ absl::Status ScriptedWorker::Report(bool active) {
   return Send(message);
 }
 
+absl::Status ScriptedWorker::Flood(uint32_t messages) {
+  for (uint32_t i = 0; i < messages; ++i) {
+    if (absl::Status status = SetKvTarget(1 + i % 2, 1); !status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+void ScriptedWorker::OpenSilentCalls(const std::string& socket, uint32_t count) {
+  const auto channel = grpc::CreateChannel("unix:" + socket, grpc::InsecureChannelCredentials());
+  for (uint32_t i = 0; i < count; ++i) {
+    auto call = std::make_unique<SilentCall>();
+    call->stream = v1::Broker::NewStub(channel)->Session(&call->context);
+    silent_calls_.push_back(std::move(call));
+  }
+}
+
 void ScriptedWorker::set_manners(Manners manners) {
   MutexLock lock(&mu_);
   manners_ = manners;
@@ -332,6 +393,12 @@ std::vector<uint32_t> ScriptedWorker::Slabs(v1::SlabRole role) {
     if (held.role == role) ids.push_back(id);
   }
   return ids;
+}
+
+uint64_t ScriptedWorker::EpochOf(uint32_t slab) {
+  MutexLock lock(&mu_);
+  const auto held = slabs_.find(slab);
+  return held == slabs_.end() ? 0 : held->second.epoch;
 }
 
 absl::StatusOr<int> ScriptedWorker::Read(uint32_t slab) {

@@ -42,6 +42,12 @@ class ScriptedWorker {
   absl::Status Attach(const std::string& socket, std::optional<std::string> nonce = std::nullopt);
   // Returns all descriptors over the new descriptor connection and brings the session back.
   absl::Status Reattach(const std::string& socket);
+  // Brings the session back and claims what it holds, but returns no descriptor.
+  absl::Status Claim(const std::string& socket);
+  // Returns one slab, with the memory of slab `memory_of` or with other memory that looks like it.
+  absl::Status ReturnSlab(uint32_t slab, uint64_t epoch, std::optional<uint32_t> memory_of);
+  // Returns the image, or memory that is not it.
+  absl::Status ReturnImage(bool forged);
   // Closes the stream and the descriptor connection; what is mapped stays.
   void Drop();
 
@@ -49,10 +55,18 @@ class ScriptedWorker {
   absl::Status Activate();
   absl::Status SetKvTarget(uint32_t target, uint32_t needed);
   absl::Status Report(bool active);
+  // Asks for more, then less KV, `messages` times, as fast as the stream takes it.
+  absl::Status Flood(uint32_t messages);
+  // Opens `count` sessions in which it says nothing; they last as long as the worker.
+  void OpenSilentCalls(const std::string& socket, uint32_t count);
 
   void set_manners(Manners manners);
   // Whether grants are fetched and mapped as they come.
   void set_maps(bool maps);
+  // Whether the messages of the sessions to come are read.
+  void set_reads(bool reads) { reads_ = reads; }
+  // Whether the descriptor connection is closed as soon as the broker says that it packs the image.
+  void set_hangs_up(bool hangs_up) { hangs_up_ = hangs_up; }
 
   // Fetches with the token of the last Grant, whether or not it was used already.
   absl::Status FetchAgain();
@@ -70,6 +84,8 @@ class ScriptedWorker {
 
   uint64_t session();
   std::vector<uint32_t> Slabs(v1::SlabRole role);
+  // 0 for a slab that is not held.
+  uint64_t EpochOf(uint32_t slab);
   // The first byte of a slab that is or was mapped; a retired one ends the process with SIGBUS.
   absl::StatusOr<int> Read(uint32_t slab);
   absl::Status Write(uint32_t slab, int value);
@@ -84,6 +100,13 @@ class ScriptedWorker {
   };
   using Stream = grpc::ClientReaderWriter<v1::WorkerMessage, v1::BrokerMessage>;
 
+  struct SilentCall {
+    grpc::ClientContext context;
+    std::unique_ptr<Stream> stream;
+  };
+
+  // The Attach that brings the session back.
+  v1::Attach Returning();
   absl::Status OpenSession(const std::string& socket, const v1::Attach& attach);
   void ReadLoop();
   void React(const v1::BrokerMessage& message);
@@ -101,6 +124,9 @@ class ScriptedWorker {
   std::unique_ptr<grpc::ClientContext> context_;
   std::unique_ptr<Stream> stream_;
   std::thread reader_;
+  bool reads_ = true;
+  bool hangs_up_ = false;
+  std::vector<std::unique_ptr<SilentCall>> silent_calls_;
 
   Mutex write_mu_;
   Mutex mu_;

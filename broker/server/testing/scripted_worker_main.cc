@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <cstdio>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -31,6 +32,33 @@ v1::SlabRole Role(const std::string& word) {
 absl::StatusOr<std::string> Text(const absl::Status& status) {
   if (!status.ok()) return status;
   return "";
+}
+
+// What only hostile workers do; nullopt for any other command.
+std::optional<absl::StatusOr<std::string>> Misbehave(ScriptedWorker& worker, const Words& words) {
+  const std::string& command = words[0];
+  const auto word = [&words](size_t i) { return i < words.size() ? words[i] : std::string(); };
+  if (command == "claim") return Text(worker.Claim(word(1)));
+  if (command == "return-slab") {
+    const bool forged = word(3) == "forged";
+    uint64_t epoch = 0;
+    if (!absl::SimpleAtoi(word(2), &epoch)) return absl::InvalidArgumentError(word(2));
+    return Text(worker.ReturnSlab(
+        Number(word(1)), epoch, forged ? std::nullopt : std::optional<uint32_t>(Number(word(3)))));
+  }
+  if (command == "return-image") return Text(worker.ReturnImage(word(1) == "forged"));
+  if (command == "epoch") return absl::StrCat(worker.EpochOf(Number(word(1))));
+  if (command == "flood") return Text(worker.Flood(Number(word(1))));
+  if (command == "silent-calls") return worker.OpenSilentCalls(word(1), Number(word(2))), "";
+  if (command == "become") {
+    if (setresuid(Number(word(1)), Number(word(1)), Number(word(1))) != 0) {
+      return absl::PermissionDeniedError("setresuid");
+    }
+    return "";
+  }
+  if (command == "reads") return worker.set_reads(word(1) == "yes"), "";
+  if (command == "hangs-up") return worker.set_hangs_up(word(1) == "yes"), "";
+  return std::nullopt;
 }
 
 absl::StatusOr<std::string> Obey(ScriptedWorker& worker, const Words& words) {
@@ -72,7 +100,7 @@ absl::StatusOr<std::string> Obey(ScriptedWorker& worker, const Words& words) {
     if (!value.ok()) return value.status();
     return absl::StrCat(*value);
   }
-  return absl::UnimplementedError(command);
+  return Misbehave(worker, words).value_or(absl::UnimplementedError(command));
 }
 
 }  // namespace
