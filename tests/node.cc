@@ -10,10 +10,12 @@
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <sstream>
 #include <thread>
 
 #include "absl/strings/escaping.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/substitute.h"
@@ -74,6 +76,19 @@ std::string ByteTokenizerJson() {
       .dump();
 }
 
+// The slab files that a process holds, by inode.
+void AddSlabFiles(pid_t pid, std::set<std::pair<dev_t, ino_t>>& files) {
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(absl::StrCat("/proc/", pid, "/fd"), error)) {
+    const std::string target = fs::read_symlink(entry.path(), error).string();
+    struct stat status;
+    if (!absl::StrContains(target, "memfd:") || !absl::StrContains(target, "slab")) continue;
+    if (::stat(entry.path().c_str(), &status) == 0 && status.st_size > 0) {
+      files.emplace(status.st_dev, status.st_ino);
+    }
+  }
+}
+
 ModelConfig TestModelConfig(int max_sequence_tokens) {
   ModelConfig config = TinyModelConfig();
   config.num_layers = 8;
@@ -90,7 +105,8 @@ ModelConfig TestModelConfig(int max_sequence_tokens) {
 }  // namespace
 
 Node::Node(NodeOptions options) : options_(std::move(options)) {
-  std::string pattern = absl::StrCat(::testing::TempDir(), "/node.XXXXXX");
+  // Not under the test runner's folder: a Unix socket's path has at most 107 characters.
+  std::string pattern = "/tmp/palimpsest-node.XXXXXX";
   folder_ = ::mkdtemp(pattern.data());
   fs::create_directories(folder_ + "/secrets");
   for (const NodeTenant& tenant : options_.tenants) {
@@ -317,6 +333,15 @@ std::string Node::LogEnds() const {
                     log.substr(log.size() > 2000 ? log.size() - 2000 : 0), "\n");
   }
   return out;
+}
+
+size_t Node::SlabsThatExist() {
+  std::set<std::pair<dev_t, ino_t>> files;
+  if (broker_ != nullptr) AddSlabFiles(broker_->pid(), files);
+  for (const auto& [tenant, worker] : workers_) {
+    if (worker != nullptr) AddSlabFiles(worker->pid(), files);
+  }
+  return files.size();
 }
 
 int Node::SumOfStates(const GetStatusResponse& status) {

@@ -110,6 +110,10 @@ class Node {
   const std::string& folder() const { return folder_; }
   std::string Log(const std::string& process) const;
 
+  // How many slabs have memory: distinct slab files that broker and workers hold, whoever counts
+  // them. Equal to the pool unless something was lost or doubled.
+  size_t SlabsThatExist();
+
   // Sum of all slab states of the broker; equal to the pool unless something was lost.
   static int SumOfStates(const palimpsest::v1::GetStatusResponse& status);
 

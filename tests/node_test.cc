@@ -1,22 +1,21 @@
 // One node of real processes: memory moves, processes die, and no token changes.
 #include "tests/node.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <signal.h>
-#include <sys/stat.h>
 
 #include <atomic>
-#include <filesystem>
 #include <set>
 #include <utility>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "common/fd.h"
+#include "common/file.h"
 
 namespace palimpsest {
 namespace {
 
-namespace fs = std::filesystem;
 using palimpsest::v1::GetStatusResponse;
 
 constexpr int kFloor = 16;  // parameters, workspace and one sequence of 2,048 tokens
@@ -57,28 +56,6 @@ void ExpectSameTokens(const std::vector<Generation>& expected, const std::vector
   }
 }
 
-// Slab memfds that the process holds, by inode: what exists, whoever counts it.
-void AddSlabInodes(pid_t pid, std::set<std::pair<dev_t, ino_t>>& inodes) {
-  std::error_code error;
-  for (const auto& entry : fs::directory_iterator(absl::StrCat("/proc/", pid, "/fd"), error)) {
-    const std::string target = fs::read_symlink(entry.path(), error).string();
-    struct stat status;
-    if (!absl::StrContains(target, "memfd:") || !absl::StrContains(target, "slab")) continue;
-    if (::stat(entry.path().c_str(), &status) == 0 && status.st_size > 0) {
-      inodes.emplace(status.st_dev, status.st_ino);
-    }
-  }
-}
-
-size_t SlabsThatExist(Node& node) {
-  std::set<std::pair<dev_t, ino_t>> inodes;
-  AddSlabInodes(node.broker()->pid(), inodes);
-  for (const char* tenant : {"alpha", "beta"}) {
-    if (node.worker(tenant) != nullptr) AddSlabInodes(node.worker(tenant)->pid(), inodes);
-  }
-  return inodes.size();
-}
-
 std::vector<Node::Request> Pressure(int count, int max_tokens) {
   std::vector<Node::Request> requests;
   for (int i = 0; i < count; ++i) requests.push_back(Story("beta", i, max_tokens));
@@ -112,7 +89,7 @@ TEST(NodeTest, ParametersGiveWayToKvAndComeBackWithoutChangingATokenOfEither) {
   for (const auto& transfer : status->transfers()) kinds.insert(transfer.kind());
   EXPECT_TRUE(kinds.contains(palimpsest::v1::Transfer::KIND_REVOKE));
   EXPECT_TRUE(kinds.contains(palimpsest::v1::Transfer::KIND_RESTORE));
-  EXPECT_EQ(SlabsThatExist(node), 36);
+  EXPECT_EQ(node.SlabsThatExist(), 36);
   EXPECT_TRUE(node.StopAll().ok());
 }
 
@@ -156,7 +133,7 @@ TEST(NodeTest, WorkerKilledInMidStreamReturnsItsSlabsAndLeavesTheOtherTenantAlon
   node.AwaitReady();
   EXPECT_EQ(node.Generate(Story("beta", 0, 100)).tokens, beta_calm.tokens);
   EXPECT_EQ(Node::SumOfStates(*node.BrokerStatus()), 36);
-  EXPECT_EQ(SlabsThatExist(node), 36);
+  EXPECT_EQ(node.SlabsThatExist(), 36);
   EXPECT_TRUE(node.StopAll().ok());
 }
 
@@ -188,7 +165,7 @@ TEST(NodeTest, BrokerKilledWhileBothStreamCostsNeitherARequestNorASlab) {
            node.Tenant("alpha").attached() && node.Tenant("beta").attached();
   });
   EXPECT_EQ(Node::SumOfStates(*node.BrokerStatus()), 36);
-  EXPECT_EQ(SlabsThatExist(node), 36);
+  EXPECT_EQ(node.SlabsThatExist(), 36);
   ExpectSameTokens(calm, OneByOne(node, requests));
   EXPECT_TRUE(node.StopAll().ok());
 }
@@ -226,6 +203,49 @@ TEST(NodeTest, TwoTenantsThatActivateAtOnceInAPoolThatFitsOneBothGetTheirTurn) {
   const std::vector<Generation> calm = OneByOne(node, requests);
   for (int round = 0; round < 3; ++round) ExpectSameTokens(calm, AllAtOnce(node, requests));
   EXPECT_EQ(Node::SumOfStates(*node.BrokerStatus()), 18);
+  EXPECT_TRUE(node.StopAll().ok());
+}
+
+TEST(NodeTest, KilledClientFreesItsSequenceAtTheWorkerAndNobodyElseNotices) {
+  NodeOptions options;
+  options.pool_slabs = 60;
+  options.max_sequence_tokens = 16384;  // tens of seconds, if nobody stops it
+  Node node(options);
+  node.Start();
+  const Generation alpha_calm = node.Generate(Story("alpha", 0, 300));
+  ASSERT_TRUE(alpha_calm.status.ok()) << alpha_calm.status;
+
+  const std::string token_file = node.folder() + "/client-token";
+  ASSERT_TRUE(WriteFileAtomically(token_file, node.token("beta")).ok());
+  const std::string output = node.folder() + "/client-output";
+  const UniqueFd out(::open(output.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600));
+  SpawnOptions client;
+  client.argv = {"tools/palctl/palctl",
+                 "--router",
+                 absl::StrCat("unix:", node.folder(), "/router.sock"),
+                 "--token-file",
+                 token_file,
+                 "generate",
+                 "--tenant",
+                 "beta",
+                 "--ignore-eos",
+                 "--max-tokens",
+                 "16000",
+                 "Once upon a time"};
+  client.output = out.get();
+  absl::StatusOr<ChildProcess> process = ChildProcess::Spawn(client);
+  ASSERT_TRUE(process.ok()) << process.status();
+  node.Await("beta's sequence", [&] { return node.Tenant("beta").load().kv_slabs_used() > 0; });
+  auto alpha = node.GenerateAsync(Story("alpha", 0, 300));
+  ASSERT_TRUE(process->handle().Kill().ok());
+  node.Await(
+      "the end of beta's sequence",
+      [&] {
+        const auto load = node.Tenant("beta").load();
+        return load.running_sequences() == 0 && load.kv_slabs_used() == 0;
+      },
+      absl::Seconds(5));
+  EXPECT_EQ(alpha.get().tokens, alpha_calm.tokens);
   EXPECT_TRUE(node.StopAll().ok());
 }
 

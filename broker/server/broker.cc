@@ -225,8 +225,23 @@ absl::StatusOr<std::shared_ptr<Broker::Session>> Broker::Attach(
   return session;
 }
 
-absl::StatusOr<std::shared_ptr<Broker::Session>> Broker::FindReturning(const DescriptorPeer& peer,
-                                                                       SessionId session) {
+absl::Status Broker::CheckReturned(SessionId session, absl::Span<const HeldSlab> held) {
+  for (const HeldSlab& slab : held) {
+    const auto lost = lost_.find(slab.slab);
+    if (lost == lost_.end() || lost->second.session_id() != session.value()) continue;
+    return absl::FailedPreconditionError(absl::StrCat(
+        "slab ", slab.slab.ToString(),
+        " is claimed, but its descriptor was not returned over the descriptor socket before"));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::shared_ptr<Broker::Session>> Broker::FindReturning(
+    const DescriptorPeer& peer, const v1::Reattach& message) {
+  const absl::StatusOr<std::vector<HeldSlab>> held =
+      CheckedHeldSlabs(message, options_.arbiter.pool_slabs);
+  if (!held.ok()) return held.status();
+  const SessionId session(message.session_id());
   MutexLock lock(&mu_);
   const auto found = sessions_.find(session);
   if (found == sessions_.end()) {
@@ -239,6 +254,7 @@ absl::StatusOr<std::shared_ptr<Broker::Session>> Broker::FindReturning(const Des
     return absl::PermissionDeniedError(
         absl::StrCat("session ", session.ToString(), " belongs to another process"));
   }
+  if (absl::Status status = CheckReturned(session, *held); !status.ok()) return status;
   return found->second;
 }
 
@@ -251,14 +267,8 @@ absl::Status Broker::Reattach(const std::shared_ptr<Session>& session, const v1:
   absl::Status status;
   std::shared_ptr<SessionStream> earlier;
   Decide([&](absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-    for (const HeldSlab& slab : *held) {
-      const auto lost = lost_.find(slab.slab);
-      if (lost == lost_.end() || lost->second.session_id() != session->id.value()) continue;
-      status = absl::FailedPreconditionError(absl::StrCat(
-          "slab ", slab.slab.ToString(),
-          " is claimed, but its descriptor was not returned over the descriptor socket before"));
-      return;
-    }
+    status = CheckReturned(session->id, *held);
+    if (!status.ok()) return;
     earlier = std::exchange(session->stream, nullptr);
     if (earlier != nullptr) arbiter_.OnConnectionLost(session->id, now);
     status = arbiter_.OnReattach(session->id, *session->tenant, image->stages, *held, now);

@@ -111,9 +111,9 @@ class Broker : public DescriptorDelegate {
                                                   std::shared_ptr<SessionStream> stream);
 
   // The session that a worker wants back, if it is its own. NotFound if there is none: the worker
-  // must start anew. PermissionDenied for the session of another process.
+  // must start anew. PermissionDenied for the session of another process; otherwise as Reattach.
   absl::StatusOr<std::shared_ptr<Session>> FindReturning(const DescriptorPeer& peer,
-                                                         SessionId session);
+                                                         const v1::Reattach& message);
 
   // Brings a session back and queues its Attached message. `image` has the session's fingerprint.
   // An earlier connection of the session is closed. InvalidArgument for a message that breaks its
@@ -167,6 +167,9 @@ class Broker : public DescriptorDelegate {
   // Makes ProcessGone come when the process ends. Once for each process, however often it attaches.
   absl::Status WatchOnce(const std::shared_ptr<const ProcessHandle>& process);
   void ProcessGone(const ProcessIdentity& process);
+  // FailedPrecondition if one of `held` is claimed whose descriptor was not returned.
+  absl::Status CheckReturned(SessionId session, absl::Span<const HeldSlab> held)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Apply(SessionId session, const WorkerEvent& event, absl::Time now)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Runs `event` under the lock, then carries out what it led to.

@@ -1,13 +1,19 @@
 // The broker's executable: killed and started again under running workers, its command line, its
-// signals.
+// signals, and what it needs of the machine.
+#include <fcntl.h>
 #include <grpcpp/grpcpp.h>
+#include <sys/mount.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <csignal>
 #include <memory>
 #include <optional>
 #include <string>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "broker/server/testing/memory_group.h"
 #include "broker/server/testing/test_node.h"
 #include "broker/server/testing/worker_process.h"
 #include "common/process.h"
@@ -25,18 +31,32 @@ constexpr absl::Duration kPatience = absl::Seconds(20);
 
 class BrokerProcessTest : public ::testing::Test {
  protected:
-  void StartBroker(int pool_slabs) {
+  // `shell` runs first, in the process that becomes the broker; "$@" is the broker's command line.
+  void SpawnBroker(const std::string& yaml, const std::string& shell = "exec \"$@\"") {
     const std::string path = node_.folder() + "/broker.yaml";
-    ASSERT_TRUE(WriteFileAtomically(path, node_.Config(pool_slabs)).ok());
+    ASSERT_TRUE(WriteFileAtomically(path, yaml).ok());
+    const UniqueFd output(
+        open(SaidPath().c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600));
     SpawnOptions options;
-    options.argv = {"broker/server/palimpsest-broker", "--config", path};
+    options.argv = {"/bin/sh",  "-c", shell, "sh", "broker/server/palimpsest-broker",
+                    "--config", path};
+    options.output = output.get();
     auto broker = ChildProcess::Spawn(options);
     ASSERT_TRUE(broker.ok()) << broker.status();
     broker_.reset();
     broker_.emplace(*std::move(broker));
+  }
+
+  std::string SaidPath() const { return node_.folder() + "/said"; }
+  // All that the brokers of this test wrote.
+  std::string Said() const { return ReadFile(SaidPath(), MiB(16)).value_or(""); }
+
+  void StartBroker(int pool_slabs, const std::string& shell = "exec \"$@\"") {
+    SpawnBroker(node_.Config(pool_slabs), shell);
     grpc::ChannelArguments arguments;
     arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
     arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 20);
+    arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 20);
     arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 50);
     stub_ = v1::Broker::NewStub(grpc::CreateCustomChannel(
         "unix:" + node_.control(), grpc::InsecureChannelCredentials(), arguments));
@@ -109,17 +129,112 @@ TEST_F(BrokerProcessTest, SigtermIsACleanEnd) {
 }
 
 TEST_F(BrokerProcessTest, AWrongConfigurationEndsItAtOnce) {
-  const std::string path = node_.folder() + "/broker.yaml";
-  ASSERT_TRUE(WriteFileAtomically(path, "node: x\nsurprise: 1\n").ok());
-  const std::string said = node_.folder() + "/said";
-  const UniqueFd output(open(said.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600));
-  SpawnOptions options;
-  options.argv = {"broker/server/palimpsest-broker", "--config", path};
-  options.output = output.get();
-  auto broker = ChildProcess::Spawn(options);
-  ASSERT_TRUE(broker.ok());
-  EXPECT_THAT(std::string(broker->Wait(kPatience).message()), HasSubstr("status 1"));
-  EXPECT_THAT(*ReadFile(said, KiB(64)), HasSubstr("broker.yaml:2"));
+  SpawnBroker("node: x\nsurprise: 1\n");
+  EXPECT_THAT(std::string(broker_->Wait(kPatience).message()), HasSubstr("status 1"));
+  EXPECT_THAT(Said(), HasSubstr("broker.yaml:2"));
+}
+
+TEST_F(BrokerProcessTest, TooFewFileDescriptorsAreToldAtStart) {
+  // Without the capability root could raise the limit.
+  SpawnBroker(node_.Config(48),
+              "ulimit -n 64; exec /usr/bin/setpriv --bounding-set -sys_resource \"$@\"");
+  EXPECT_THAT(std::string(broker_->Wait(kPatience).message()), HasSubstr("status 1"));
+  EXPECT_THAT(Said(), HasSubstr("file descriptors, but at most 64 are allowed"));
+  EXPECT_FALSE(std::filesystem::exists(node_.control()));
+}
+
+TEST_F(BrokerProcessTest, APoolBeyondTheControlGroupsLimitIsRefusedBeforeAnythingIsAllocated) {
+  auto group = MemoryGroup::Create(MiB(64));
+  if (!group.ok()) GTEST_SKIP() << group.status();
+  SpawnBroker(node_.Config(48), absl::StrCat(group->EnterCommand(), "exec \"$@\""));
+  EXPECT_THAT(std::string(broker_->Wait(kPatience).message()), HasSubstr("status 1"));
+  EXPECT_THAT(Said(), HasSubstr("104 MiB are needed, but the control group's limit"));
+  EXPECT_LT(group->Used(), MiB(32));
+  EXPECT_FALSE(std::filesystem::exists(node_.control()));
+}
+
+TEST_F(BrokerProcessTest, SlabsAreChargedToTheBrokerWhoeverTouchesThem) {
+  auto of_broker = MemoryGroup::Create(MiB(256));
+  auto of_worker = MemoryGroup::Create(MiB(64));
+  if (!of_broker.ok()) GTEST_SKIP() << of_broker.status();
+  ASSERT_TRUE(of_worker.ok()) << of_worker.status();
+  StartBroker(48, absl::StrCat(of_broker->EnterCommand(), "exec \"$@\""));
+  auto alpha = WorkerProcess::Start();
+  ASSERT_TRUE(alpha.ok());
+  ASSERT_TRUE(of_worker->Enter(alpha->pid()).ok());
+  Must(*alpha, node_.Hello("alpha"));
+  Must(*alpha, "attach " + node_.control());
+  Must(*alpha, "activate");
+  Must(*alpha, absl::StrCat("await-slabs parameter ", kImage));
+  Must(*alpha, absl::StrCat("kv ", 48 - kImage, " ", 48 - kImage));
+  Must(*alpha, absl::StrCat("await-slabs kv ", 48 - kImage));
+  Must(*alpha, "fill 7");
+  EXPECT_GE(of_broker->Used(), MiB(96));
+  EXPECT_LT(of_worker->Used(), MiB(48));
+}
+
+// The journal lies on a file system of 64 KiB, which the test fills up.
+class FullDiskTest : public BrokerProcessTest {
+ protected:
+  static constexpr int kPool = 128;
+  // So many records do not fit the rest of the journal's last page.
+  static constexpr int kKv = kPool - kImage;
+
+  void SetUp() override {
+    const std::string state = node_.folder() + "/state";
+    ASSERT_EQ(mkdir(state.c_str(), 0700), 0);
+    if (mount("tmpfs", state.c_str(), "tmpfs", 0, "size=64k") != 0) {
+      GTEST_SKIP() << "needs the right to mount: " << ErrnoStatus("mount");
+    }
+    mounted_ = state;
+    StartBroker(kPool);
+    auto alpha = WorkerProcess::Start();
+    ASSERT_TRUE(alpha.ok());
+    alpha_.emplace(*std::move(alpha));
+    Must(*alpha_, node_.Hello("alpha"));
+    Must(*alpha_, "attach " + node_.control());
+    Must(*alpha_, "activate");
+    Must(*alpha_, absl::StrCat("await-slabs parameter ", kImage));
+    const UniqueFd filler(open(Filler().c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600));
+    const std::string page(4096, 'x');
+    while (write(filler.get(), page.data(), page.size()) > 0) {
+    }
+    Must(*alpha_, absl::StrCat("kv ", kKv, " ", kKv));
+    ASSERT_TRUE(
+        Eventually([&] { return absl::StrContains(Said(), "the journal cannot be written"); }));
+  }
+  void TearDown() override {
+    alpha_.reset();
+    broker_.reset();
+    if (!mounted_.empty()) umount2(mounted_.c_str(), MNT_DETACH);
+  }
+
+  std::string Filler() const { return mounted_ + "/filler"; }
+
+  std::string mounted_;
+  std::optional<WorkerProcess> alpha_;
+};
+
+TEST_F(FullDiskTest, ABrokerWaitsForRoomAndGoesOn) {
+  ASSERT_EQ(unlink(Filler().c_str()), 0);
+  Must(*alpha_, absl::StrCat("await-slabs kv ", kKv));
+  EXPECT_EQ(Status()->free_slabs(), 0);
+}
+
+TEST_F(FullDiskTest, ABrokerThatCannotRecordEndsAndItsSuccessorLosesNothing) {
+  EXPECT_THAT(std::string(broker_->Wait(kPatience).message()), HasSubstr("status 1"));
+  EXPECT_THAT(Said(), HasSubstr("No space left on device"));
+  Must(*alpha_, "await-lost");
+  Must(*alpha_, "fill 7");  // the worker keeps its memory
+  ASSERT_EQ(unlink(Filler().c_str()), 0);
+  StartBroker(kPool);
+  Must(*alpha_, "drop");
+  Must(*alpha_, node_.Hello("alpha"));
+  Must(*alpha_, "reattach " + node_.control());
+  EXPECT_EQ(Status()->granted_slabs(), kImage);
+  EXPECT_EQ(Status()->free_slabs(), kKv);
+  Must(*alpha_, absl::StrCat("kv ", kKv, " ", kKv));
+  Must(*alpha_, absl::StrCat("await-slabs kv ", kKv));
 }
 
 }  // namespace

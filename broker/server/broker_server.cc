@@ -1,5 +1,6 @@
 #include "broker/server/broker_server.h"
 
+#include <grpc/grpc.h>
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/health_check_service_interface.h>
@@ -8,6 +9,7 @@
 
 #include <algorithm>
 #include <map>
+#include <mutex>
 #include <set>
 #include <utility>
 
@@ -93,6 +95,10 @@ absl::StatusOr<std::unique_ptr<BrokerServer>> BrokerServer::Start(
     const BrokerConfig& config, std::function<void(const absl::Status&)> fatal) {
   const absl::StatusOr<PoolPlan> plan = PlanPool(config);
   if (!plan.ok()) return plan.status();
+  // Never undone: the library's own end, after the last server, may wait ten seconds for a poll of
+  // its own.
+  static std::once_flag grpc_once;
+  std::call_once(grpc_once, grpc_init);
   std::unique_ptr<BrokerServer> server(new BrokerServer(config));
   absl::Status status;
   if (status = server->OpenState(*plan, std::move(fatal)); !status.ok()) return status;
@@ -158,11 +164,12 @@ absl::Status BrokerServer::OpenState(const PoolPlan& plan,
   const std::set<std::string> expected = ImagesOfLiveSessions(journal_->recovered());
   absl::Status status = CheckMemoryLimit(MissingMemory(plan, expected, ordinary_pages));
   if (!status.ok()) return status;
+  // Half: who returned, but without the image, must get it before its own grace has passed.
   ImageManager::Options images{.slab_bytes = config_.slab_bytes,
                                .packer = config_.packer,
                                .pack_deadline = config_.pack_deadline,
                                .expected = expected,
-                               .adoption_grace = config_.policy.reattach_grace};
+                               .adoption_grace = config_.policy.reattach_grace / 2};
   for (const BrokerTenant& tenant : config_.tenants) images.models.push_back(tenant.model);
   images_ = std::make_unique<ImageManager>(std::move(images), *journal_, broker_metrics_);
   absl::StatusOr<std::unique_ptr<Broker>> broker =

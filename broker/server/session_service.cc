@@ -175,7 +175,7 @@ absl::StatusOr<std::shared_ptr<Broker::Session>> SessionService::Open(
 absl::StatusOr<std::shared_ptr<Broker::Session>> SessionService::OpenReturning(
     const v1::Reattach& reattach, const DescriptorPeer& peer, Stream& stream,
     const std::shared_ptr<SessionStream>& end, grpc::ServerContext& context) {
-  auto session = parts_.broker.FindReturning(peer, SessionId(reattach.session_id()));
+  auto session = parts_.broker.FindReturning(peer, reattach);
   if (!session.ok()) return session.status();
   auto image = parts_.images.Find((*session)->fingerprint, peer.tenant);
   if (image == nullptr) {

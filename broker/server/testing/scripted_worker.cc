@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -409,6 +410,11 @@ absl::StatusOr<int> ScriptedWorker::Read(uint32_t slab) {
     return static_cast<int>(*static_cast<volatile const std::byte*>(found->second.mapping.data()));
   }
   return absl::NotFoundError("no such slab");
+}
+
+void ScriptedWorker::Fill(int value) {
+  MutexLock lock(&mu_);
+  for (auto& [id, held] : slabs_) memset(held.mapping.data(), value, held.mapping.size());
 }
 
 absl::Status ScriptedWorker::Write(uint32_t slab, int value) {

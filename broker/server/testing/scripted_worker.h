@@ -89,6 +89,8 @@ class ScriptedWorker {
   // The first byte of a slab that is or was mapped; a retired one ends the process with SIGBUS.
   absl::StatusOr<int> Read(uint32_t slab);
   absl::Status Write(uint32_t slab, int value);
+  // Writes every byte of everything that is mapped.
+  void Fill(int value);
 
  private:
   struct Held {

@@ -94,6 +94,7 @@ absl::StatusOr<std::string> Obey(ScriptedWorker& worker, const Words& words) {
   }
   if (command == "session") return absl::StrCat(worker.session());
   if (command == "slabs") return absl::StrJoin(worker.Slabs(Role(word(1))), ",");
+  if (command == "fill") return worker.Fill(Number(word(1))), "";
   if (command == "write") return Text(worker.Write(Number(word(1)), Number(word(2))));
   if (command == "read") {
     const absl::StatusOr<int> value = worker.Read(Number(word(1)));
