@@ -216,7 +216,7 @@ TEST(NodeTest, KilledClientFreesItsSequenceAtTheWorkerAndNobodyElseNotices) {
   ASSERT_TRUE(alpha_calm.status.ok()) << alpha_calm.status;
 
   const std::string token_file = node.folder() + "/client-token";
-  ASSERT_TRUE(WriteFileAtomically(token_file, node.token("beta")).ok());
+  ASSERT_TRUE(WriteFileAtomically(token_file, node.token("beta"), 0600).ok());
   const std::string output = node.folder() + "/client-output";
   const UniqueFd out(::open(output.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600));
   SpawnOptions client;
