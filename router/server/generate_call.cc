@@ -188,24 +188,22 @@ void GenerateCall::OnWorkerMessage(Attempt& attempt, const v1::WorkerGenerateRes
     return attempt.ReadNext();
   }
   if (response_.token_ids().empty() && response_.text().empty()) return attempt.ReadNext();
-  WriteResponse();
+  BeginWrite();
+  StartWrite(&response_);
 }
 
-void GenerateCall::WriteResponse() {
+void GenerateCall::BeginWrite() {
   const absl::Time now = router_.clock.Now();
-  if (last_write_ == absl::Time()) {
+  if (!last_write_) {
     router_.metrics.Histogram<"palimpsest_router_time_to_first_token_seconds">(tenant_).Observe(
         absl::ToDoubleSeconds(now - arrival_));
-  } else {
+  } else if (!response_.token_ids().empty()) {
     router_.metrics.Histogram<"palimpsest_router_time_between_tokens_seconds">(tenant_).Observe(
-        absl::ToDoubleSeconds(now - last_write_));
+        absl::ToDoubleSeconds(now - *last_write_));
   }
   last_write_ = now;
-  {
-    MutexLock lock(&mutex_);
-    writing_since_ = now;
-  }
-  StartWrite(&response_);
+  MutexLock lock(&mutex_);
+  writing_since_ = now;
 }
 
 void GenerateCall::OnWriteDone(bool ok) {
@@ -313,10 +311,7 @@ bool GenerateCall::TakeEnd() {
 
 void GenerateCall::FinishWithResponse() {
   if (!TakeEnd()) return;
-  {
-    MutexLock lock(&mutex_);
-    writing_since_ = router_.clock.Now();
-  }
+  BeginWrite();
   StartWriteAndFinish(&response_, grpc::WriteOptions(), grpc::Status::OK);
 }
 

@@ -66,7 +66,8 @@ class GenerateCall final : public grpc::ServerWriteReactor<v1::GenerateResponse>
   void OnAttemptDone(Failure failure);
   void RetryOrFail(Failure failure);
 
-  void WriteResponse();
+  // Measures, and lets the stall timeout run.
+  void BeginWrite();
   // End the call once; later calls do nothing.
   void FinishWithResponse();
   void FinishWithError(const Failure& failure);
@@ -86,7 +87,7 @@ class GenerateCall final : public grpc::ServerWriteReactor<v1::GenerateResponse>
   std::vector<WorkerId> tried_;
   std::optional<Failure> last_failure_;
   std::optional<TicketId> admitted_;
-  absl::Time last_write_;
+  std::optional<absl::Time> last_write_;
   absl::StatusCode final_code_ = absl::StatusCode::kOk;
 
   Mutex mutex_;

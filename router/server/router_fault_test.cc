@@ -1,10 +1,13 @@
 // What goes wrong: clients that leave, workers that die, queues that fill, drains.
+#include <arpa/inet.h>
 #include <gmock/gmock.h>
-#include <grpcpp/generic/generic_stub.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
 
 #include <thread>
 
 #include "absl/strings/str_cat.h"
+#include "common/fd.h"
 #include "router/server/health_probe.h"
 #include "router/server/testing/router_fixture.h"
 
@@ -314,6 +317,47 @@ TEST_F(RouterFault, AServerThatDrainsFinishesWhatRuns) {
   EXPECT_TRUE(outcome.status.ok()) << outcome.status.error_message();
   EXPECT_EQ(outcome.text, "b");
   drain.join();
+}
+
+// What an HTTP server answers to a GET of `path`.
+std::string HttpGet(const std::string& address, const std::string& path) {
+  const size_t colon = address.rfind(':');
+  sockaddr_in server = {};
+  server.sin_family = AF_INET;
+  server.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  server.sin_port = htons(static_cast<uint16_t>(std::stoi(address.substr(colon + 1))));
+  const UniqueFd fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  EXPECT_EQ(connect(fd.get(), reinterpret_cast<const sockaddr*>(&server), sizeof server), 0);
+  const std::string request = absl::StrCat("GET ", path, " HTTP/1.0\r\n\r\n");
+  EXPECT_EQ(send(fd.get(), request.data(), request.size(), 0), request.size());
+  std::string answer;
+  char buffer[4096];
+  ssize_t count = 0;
+  while ((count = recv(fd.get(), buffer, sizeof buffer, 0)) > 0) {
+    answer.append(buffer, static_cast<size_t>(count));
+  }
+  return answer;
+}
+
+TEST_F(RouterFault, MetricsCountWhatHappened) {
+  UseOneWorker();
+  config_.metrics_listen = "127.0.0.1:0";
+  StartRouter(1);
+  alpha0_.SetHandler([](FakeStream& stream) {
+    stream.Send(LastTokens("abc", v1::FINISH_REASON_LENGTH));
+    stream.End(grpc::Status::OK);
+  });
+  EXPECT_TRUE(Generate(Text("x")).status.ok());
+  EXPECT_FALSE(Generate(Text("")).status.ok());
+  ASSERT_TRUE(NothingInFlight());
+  const std::string text = HttpGet(router_->metrics_address(), "/metrics");
+  for (const char* line :
+       {"palimpsest_router_requests_total{code=\"OK\",tenant=\"alpha\"} 1",
+        "palimpsest_router_requests_total{code=\"INVALID_ARGUMENT\",tenant=\"alpha\"} 1",
+        "palimpsest_router_tokens_total{kind=\"generated\",tenant=\"alpha\"} 3",
+        "palimpsest_router_time_to_first_token_seconds_count{tenant=\"alpha\"} 1"}) {
+    EXPECT_THAT(text, HasSubstr(line));
+  }
 }
 
 TEST_F(RouterFault, HealthServiceSaysServing) {

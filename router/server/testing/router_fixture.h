@@ -36,7 +36,6 @@ class RouterFixture : public ::testing::Test {
   RouterFixture() {
     WriteModelFolder(folder_.path());
     config_.listen = "127.0.0.1:0";
-    config_.metrics_listen = "127.0.0.1:0";
     config_.auth_file = folder_.Write(
         "tenants", std::string("alpha ") + kAlphaToken + "\nbeta " + kBetaToken + "\n");
     config_.worker_token_file = folder_.Write("router", "router-secret-token-0123\n");
