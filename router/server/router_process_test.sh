@@ -35,12 +35,31 @@ chmod 644 "$folder/tenants"
 grep -q 'chmod 600' "$folder/log" || fail "the error does not say what to do"
 chmod 600 "$folder/tenants"
 
-"$router" --config "$folder/router.yaml" > "$folder/log" 2>&1 &
-pid=$!
-# Ends when the router says that it serves, or has ended.
-grep -q -m1 ' serving ' < <(timeout 60 tail -n +1 -f --pid=$pid "$folder/log") ||
-  fail "it does not serve"
-kill -TERM $pid
-wait $pid
-[ $? -eq 0 ] || fail "SIGTERM must end it with status 0"
+# Starts the router in the background and waits until it says that it serves; sets pid and port.
+start() {
+  "$router" --config "$1" > "$folder/log" 2>&1 &
+  pid=$!
+  grep -q -m1 ' serving ' < <(timeout 60 tail -n +1 -f --pid=$pid "$folder/log") ||
+    fail "it does not serve"
+  port=$(sed -n 's/.* port=\([0-9]*\).*/\1/p' "$folder/log")
+}
+stop() {
+  kill -TERM $pid
+  wait $pid
+  [ $? -eq 0 ] || fail "SIGTERM must end it with status 0"
+}
+
+start "$folder/router.yaml"
+stop
+
+openssl req -x509 -newkey rsa:2048 -nodes -days 1 -subj /CN=localhost -keyout "$folder/key.pem" \
+  -out "$folder/cert.pem" 2>/dev/null || fail "openssl made no certificate"
+{ cat "$folder/router.yaml"; echo "tls: {cert: $folder/cert.pem, key: $folder/key.pem}"; } \
+  > "$folder/tls.yaml"
+start "$folder/tls.yaml"
+openssl s_client -connect "127.0.0.1:$port" -CAfile "$folder/cert.pem" -alpn h2 < /dev/null \
+  > "$folder/handshake" 2>&1
+grep -q 'ALPN protocol: h2' "$folder/handshake" || fail "no HTTP/2 over TLS: $(cat "$folder/handshake")"
+grep -q 'Verify return code: 0' "$folder/handshake" || fail "another certificate was served"
+stop
 echo "ok"

@@ -165,6 +165,19 @@ TEST_F(RouterStream, BadPromptsAreRefusedWithTheNumbers) {
   EXPECT_EQ(alpha0_.calls() + alpha1_.calls(), 0);
 }
 
+TEST_F(RouterStream, TextThatIsNotUtf8IsRefusedAndHarmsNobody) {
+  Answer({LastTokens("x", v1::FINISH_REASON_LENGTH)});
+  StartRouter();
+  for (const char* text : {"\xFF", "a\xC3", "\xED\xA0\x80", "\xF4\x90\x80\x80"}) {
+    EXPECT_FALSE(Generate(Text(text)).status.ok());
+    v1::GenerateRequest request = Text("x");
+    request.mutable_sampling()->add_stop(text);
+    EXPECT_FALSE(Generate(request).status.ok());
+  }
+  EXPECT_EQ(alpha0_.calls() + alpha1_.calls(), 0);
+  EXPECT_TRUE(Generate(Text("x")).status.ok());
+}
+
 TEST_F(RouterStream, BadSamplingFieldsAreRefused) {
   StartRouter();
   const auto expect = [&](const std::string& field, auto set) {

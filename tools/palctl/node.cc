@@ -2,7 +2,6 @@
 
 #include <grpcpp/create_channel.h>
 #include <grpcpp/security/credentials.h>
-#include <unistd.h>
 
 #include <cstdlib>
 #include <filesystem>
@@ -61,12 +60,19 @@ std::string DefaultNodeFile() {
   std::vector<std::filesystem::path> candidates = {"deploy/local/node.yaml"};
   if (const char* home = std::getenv("HOME")) {
     candidates.push_back(std::filesystem::path(home) / ".config/palimpsest/node.yaml");
+    candidates.push_back(std::filesystem::path(home) / ".cache/palimpsest/local/node.yaml");
   }
+  std::string first;
   for (const std::filesystem::path& candidate : candidates) {
     std::error_code error;
-    if (std::filesystem::exists(candidate, error)) return candidate.string();
+    if (!std::filesystem::exists(candidate, error)) continue;
+    if (first.empty()) first = candidate.string();
+    const absl::StatusOr<NodeAddresses> addresses = ReadNodeFile(candidate.string());
+    if (addresses.ok() && std::filesystem::is_socket(addresses->broker_socket, error)) {
+      return candidate.string();
+    }
   }
-  return "";
+  return first;
 }
 
 Node::Node(NodeAddresses addresses) : addresses_(std::move(addresses)) {

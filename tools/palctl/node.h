@@ -34,7 +34,9 @@ struct NodeAddresses {
 
 absl::StatusOr<NodeAddresses> ReadNodeFile(const std::string& path);
 
-// deploy/local/node.yaml, then ~/.config/palimpsest/node.yaml; empty if neither exists.
+// Of deploy/local/node.yaml, ~/.config/palimpsest/node.yaml and ~/.cache/palimpsest/local/node.yaml
+// (tools/quickstart) the first whose broker socket exists, else the first that exists; empty if
+// none does.
 std::string DefaultNodeFile();
 
 // Connections are made when first used. Thread-safe after construction.

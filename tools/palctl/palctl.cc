@@ -12,8 +12,9 @@ namespace {
 constexpr char kAbout[] =
     "Shows and steers a running Palimpsest node, and asks its models.\n"
     "\n"
-    "The node is found through a node file (--node; default deploy/local/node.yaml, then\n"
-    "~/.config/palimpsest/node.yaml):\n"
+    "The node is found through a node file: --node, or the first of deploy/local/node.yaml,\n"
+    "~/.config/palimpsest/node.yaml and ~/.cache/palimpsest/local/node.yaml (tools/quickstart)\n"
+    "whose broker socket exists:\n"
     "  broker: broker.sock                    # the broker's control socket\n"
     "  router: 127.0.0.1:9100\n"
     "  tokens: {alpha: secrets/alpha.token}   # files that hold the tenants' bearer tokens\n"

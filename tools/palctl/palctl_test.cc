@@ -318,6 +318,18 @@ TEST_F(Palctl, NodeFilesAreCheckedWithLines) {
   EXPECT_THAT(err_, HasSubstr("--broker SOCKET"));
 }
 
+TEST_F(Palctl, TheNodeThatRunsIsFoundWithoutBeingNamed) {
+  setenv("HOME", folder_.c_str(), /*replace=*/1);
+  EXPECT_EQ(DefaultNodeFile(), "");
+  std::filesystem::create_directories(folder_ + "/.config/palimpsest");
+  std::filesystem::create_directories(folder_ + "/.cache/palimpsest/local");
+  const std::string stopped = Write(".config/palimpsest/node.yaml", "broker: none.sock\n");
+  EXPECT_EQ(DefaultNodeFile(), stopped);
+  const std::string running = Write(".cache/palimpsest/local/node.yaml",
+                                    absl::StrCat("broker: ", folder_, "/broker.sock\n"));
+  EXPECT_EQ(DefaultNodeFile(), running);
+}
+
 TEST_F(Palctl, TokenizePrintsIds) {
   ASSERT_EQ(Run({"tokenize", "--tenant", "alpha", "AB"}), kDone) << err_;
   EXPECT_EQ(out_, "65 66\n");
