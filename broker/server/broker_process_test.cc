@@ -82,6 +82,7 @@ class BrokerProcessTest : public ::testing::Test {
   }
 
   TestNode node_;
+  absl::StatusOr<MemoryGroup> group_ = absl::NotFoundError("none");  // outlives its processes
   std::optional<ChildProcess> broker_;
   std::unique_ptr<v1::Broker::Stub> stub_;
 };
@@ -146,7 +147,7 @@ TEST_F(BrokerProcessTest, TooFewFileDescriptorsAreToldAtStart) {
 }
 
 TEST_F(BrokerProcessTest, APoolBeyondTheControlGroupsLimitIsRefusedBeforeAnythingIsAllocated) {
-  auto group = MemoryGroup::Create(MiB(64));
+  absl::StatusOr<MemoryGroup>& group = group_ = MemoryGroup::Create(MiB(64));
   if (!group.ok()) GTEST_SKIP() << group.status();
   SpawnBroker(node_.Config(48), absl::StrCat(group->EnterCommand(), "exec \"$@\""));
   EXPECT_THAT(std::string(broker_->Wait(kPatience).message()), HasSubstr("status 1"));
@@ -156,7 +157,7 @@ TEST_F(BrokerProcessTest, APoolBeyondTheControlGroupsLimitIsRefusedBeforeAnythin
 }
 
 TEST_F(BrokerProcessTest, SlabsAreChargedToTheBrokerWhoeverTouchesThem) {
-  auto of_broker = MemoryGroup::Create(MiB(256));
+  absl::StatusOr<MemoryGroup>& of_broker = group_ = MemoryGroup::Create(MiB(256));
   auto of_worker = MemoryGroup::Create(MiB(64));
   if (!of_broker.ok()) GTEST_SKIP() << of_broker.status();
   ASSERT_TRUE(of_worker.ok()) << of_worker.status();

@@ -47,7 +47,11 @@ class MemoryGroup {
 
   MemoryGroup(MemoryGroup&& other) noexcept
       : folder_(std::exchange(other.folder_, "")), usage_file_(other.usage_file_) {}
-  MemoryGroup& operator=(MemoryGroup&&) = delete;
+  MemoryGroup& operator=(MemoryGroup&& other) noexcept {
+    std::swap(folder_, other.folder_);
+    std::swap(usage_file_, other.usage_file_);
+    return *this;
+  }
   ~MemoryGroup() {
     if (!folder_.empty()) rmdir(folder_.c_str());
   }
