@@ -41,7 +41,8 @@ struct NodeOptions {
   // Lines of the broker's `policy` map, such as "revoke_deadline: 500ms".
   std::vector<std::string> policy;
   // Lines of the workers' `engine` map.
-  std::vector<std::string> engine;
+  std::vector<std::string> engine = {"kv_low_water_slabs: 1", "kv_high_water_slabs: 3",
+                                     "kv_shrink_delay: 500ms"};
 };
 
 struct Generation {

@@ -19,10 +19,11 @@ namespace {
 using palimpsest::v1::GetStatusResponse;
 
 constexpr int kFloor = 16;  // parameters, workspace and one sequence of 2,048 tokens
+constexpr int kPool = 36;
 
 NodeOptions TwoTenants() {
   NodeOptions options;
-  options.pool_slabs = 36;
+  options.pool_slabs = kPool;
   options.tenants = {{.name = "alpha", .floor_slabs = kFloor},
                      {.name = "beta", .floor_slabs = kFloor}};
   return options;
@@ -84,12 +85,12 @@ TEST(NodeTest, ParametersGiveWayToKvAndComeBackWithoutChangingATokenOfEither) {
   EXPECT_EQ(node.Tenant("alpha").parameter_slabs(), Node::kImageSlabs);
   const absl::StatusOr<GetStatusResponse> status = node.BrokerStatus();
   ASSERT_TRUE(status.ok()) << status.status();
-  EXPECT_EQ(Node::SumOfStates(*status), 36);
+  EXPECT_EQ(Node::SumOfStates(*status), kPool);
   std::set<int> kinds;
   for (const auto& transfer : status->transfers()) kinds.insert(transfer.kind());
   EXPECT_TRUE(kinds.contains(palimpsest::v1::Transfer::KIND_REVOKE));
   EXPECT_TRUE(kinds.contains(palimpsest::v1::Transfer::KIND_RESTORE));
-  EXPECT_EQ(node.SlabsThatExist(), 36);
+  EXPECT_EQ(node.SlabsThatExist(), kPool);
   EXPECT_TRUE(node.StopAll().ok());
 }
 
@@ -132,8 +133,8 @@ TEST(NodeTest, WorkerKilledInMidStreamReturnsItsSlabsAndLeavesTheOtherTenantAlon
   node.StartWorker("beta");
   node.AwaitReady();
   EXPECT_EQ(node.Generate(Story("beta", 0, 100)).tokens, beta_calm.tokens);
-  EXPECT_EQ(Node::SumOfStates(*node.BrokerStatus()), 36);
-  EXPECT_EQ(node.SlabsThatExist(), 36);
+  EXPECT_EQ(Node::SumOfStates(*node.BrokerStatus()), kPool);
+  EXPECT_EQ(node.SlabsThatExist(), kPool);
   EXPECT_TRUE(node.StopAll().ok());
 }
 
@@ -164,8 +165,8 @@ TEST(NodeTest, BrokerKilledWhileBothStreamCostsNeitherARequestNorASlab) {
     return status.ok() && status->broker_generation() == 2 && status->quarantined_slabs() == 0 &&
            node.Tenant("alpha").attached() && node.Tenant("beta").attached();
   });
-  EXPECT_EQ(Node::SumOfStates(*node.BrokerStatus()), 36);
-  EXPECT_EQ(node.SlabsThatExist(), 36);
+  EXPECT_EQ(Node::SumOfStates(*node.BrokerStatus()), kPool);
+  EXPECT_EQ(node.SlabsThatExist(), kPool);
   ExpectSameTokens(calm, OneByOne(node, requests));
   EXPECT_TRUE(node.StopAll().ok());
 }
@@ -190,7 +191,7 @@ TEST(NodeTest, WorkerThatDoesNotAnswerARevokeIsKilledAndItsMemoryGoesToTheOther)
   node.StartWorker("alpha");
   node.AwaitReady();
   EXPECT_TRUE(node.Generate(Story("alpha", 0, 4)).status.ok());
-  EXPECT_EQ(Node::SumOfStates(*node.BrokerStatus()), 36);
+  EXPECT_EQ(Node::SumOfStates(*node.BrokerStatus()), kPool);
   EXPECT_TRUE(node.StopAll().ok());
 }
 

@@ -214,6 +214,15 @@ void Arbiter::Impl::RevokeForKv(KvDemand& demand, KvPass pass, uint32_t need, ui
                                 absl::Time now) {
   const Session& session = *demand.session;
   const bool prefetch = pass == KvPass::kPrefetch;
+  // The reserve of a tenant without requests is filled from what is free and costs nobody anything.
+  if (!session.load.active) {
+    const uint32_t have = session.kv_after_revokes() + demand.promised;
+    need = std::min(need, session.kv_needed > have ? session.kv_needed - have : 0);
+    if (need == 0) {
+      demand.unmet = true;
+      return;
+    }
+  }
   if (prefetch) {
     need =
         std::min(need, options_.kv_step_slabs - std::min(options_.kv_step_slabs, demand.promised));

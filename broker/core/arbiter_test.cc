@@ -256,6 +256,20 @@ TEST_F(ArbiterTest, FloorIsGrantedOnDemandFromKvInUse) {
   EXPECT_EQ(kv(0), 16u);
 }
 
+TEST_F(ArbiterTest, ReserveOfAnInactiveTenantTakesNothingFromOthers) {
+  Start(Options(50), {Tenant("a", 0, 0), Tenant("b", 0, 0)});
+  Bring(0, 0, /*active=*/false);
+  Bring(1, 0, /*active=*/false);
+  node().SetKvTarget(worker(1), 20, 0);
+  node().Advance(absl::Hours(1));
+  EXPECT_EQ(kv(1), 10u);
+  EXPECT_EQ(parameters(0), 20u);
+  node().Report(worker(1), /*active=*/true, 10, 0);
+  node().Settle();
+  EXPECT_EQ(kv(1), 20u);
+  EXPECT_LT(parameters(0), 20u);
+}
+
 TEST_F(ArbiterTest, HigherPriorityTakesKvInUseDownToTheFloor) {
   Start(Options(60), {Tenant("low", 0, 25), Tenant("high", 1, 0)});
   Bring(0, 40, /*active=*/true);
