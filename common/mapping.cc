@@ -6,6 +6,11 @@
 #include "absl/strings/str_cat.h"
 #include "common/fd.h"
 
+// Of the kernel's headers, which do not go together with the C library's.
+#ifndef MADV_COLLAPSE
+#define MADV_COLLAPSE 25
+#endif
+
 namespace palimpsest {
 namespace {
 
@@ -29,15 +34,48 @@ absl::Status Populate(void* data, Bytes length, MapAccess access) {
   return absl::OkStatus();
 }
 
+// Addresses for `size` bytes, aligned; nothing may be accessed there. MAP_FAILED if there are none.
+void* ReserveAligned(size_t size, size_t alignment) {
+  void* const raw = ::mmap(nullptr, size + alignment, PROT_NONE,
+                           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (raw == MAP_FAILED) return raw;
+  // Cut the ends off so that the rest is aligned.
+  std::byte* const start = static_cast<std::byte*>(raw);
+  const size_t head = (alignment - reinterpret_cast<uintptr_t>(raw) % alignment) % alignment;
+  const size_t tail = alignment - head;
+  if (head > 0) ::munmap(start, head);
+  if (tail > 0) ::munmap(start + head + size, tail);
+  return start + head;
+}
+
 }  // namespace
+
+void CollapsePages(std::byte* data, Bytes size) {
+  for (Bytes at; at + kHugePage <= size; at += kHugePage) {
+    (void)::madvise(data + at.count(), static_cast<size_t>(kHugePage.count()), MADV_COLLAPSE);
+  }
+}
 
 absl::StatusOr<Mapping> Mapping::Map(int fd, Bytes length, MapAccess access, MapPopulate populate) {
   if (length <= Bytes(0)) {
     return absl::InvalidArgumentError(absl::StrCat("cannot map ", length.count(), " bytes"));
   }
-  void* data =
-      ::mmap(nullptr, static_cast<size_t>(length.count()), Protection(access), MAP_SHARED, fd, 0);
-  if (data == MAP_FAILED) return ErrnoStatus(absl::StrCat("cannot map ", length.ToString()));
+  const auto page = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
+  const size_t size = (static_cast<size_t>(length.count()) + page - 1) / page * page;
+  void* place = nullptr;
+  if (length >= kHugePage) {
+    place = ReserveAligned(size, static_cast<size_t>(kHugePage.count()));
+    if (place == MAP_FAILED) {
+      return ErrnoStatus(absl::StrCat("cannot reserve ", length.ToString(), " of addresses"));
+    }
+  }
+  void* const data = ::mmap(place, static_cast<size_t>(length.count()), Protection(access),
+                            MAP_SHARED | (place == nullptr ? 0 : MAP_FIXED), fd, 0);
+  if (data == MAP_FAILED) {
+    const absl::Status error = ErrnoStatus(absl::StrCat("cannot map ", length.ToString()));
+    if (place != nullptr) ::munmap(place, size);
+    return error;
+  }
   Mapping mapping(static_cast<std::byte*>(data), static_cast<size_t>(length.count()));
   if (populate == MapPopulate::kYes) {
     if (absl::Status status = Populate(data, length, access); !status.ok()) return status;
@@ -65,20 +103,11 @@ absl::StatusOr<AddressRange> AddressRange::Reserve(Bytes size, Bytes alignment) 
     return absl::InvalidArgumentError(absl::StrCat(
         "cannot reserve ", size.count(), " bytes aligned to ", align, "; pages have ", page));
   }
-  const size_t total = static_cast<size_t>(size.count() + align);
-  void* raw = ::mmap(nullptr, total, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (raw == MAP_FAILED) {
+  void* const place = ReserveAligned(static_cast<size_t>(size.count()), static_cast<size_t>(align));
+  if (place == MAP_FAILED) {
     return ErrnoStatus(absl::StrCat("cannot reserve ", size.ToString(), " of addresses"));
   }
-  // Cut the ends off so that the rest is aligned.
-  std::byte* start = static_cast<std::byte*>(raw);
-  const auto address = reinterpret_cast<uintptr_t>(raw);
-  const size_t head = (static_cast<size_t>(align) - address % static_cast<size_t>(align)) %
-                      static_cast<size_t>(align);
-  const size_t tail = static_cast<size_t>(align) - head;
-  if (head > 0) ::munmap(start, head);
-  if (tail > 0) ::munmap(start + head + size.count(), tail);
-  return AddressRange(start + head, size);
+  return AddressRange(static_cast<std::byte*>(place), size);
 }
 
 AddressRange& AddressRange::operator=(AddressRange&& other) noexcept {

@@ -19,7 +19,13 @@ enum class MapAccess { kRead, kReadWrite };
 // brought in later (no memory) is a SIGBUS; populated, it is an error here.
 enum class MapPopulate { kNo, kYes };
 
-// A shared mapping of the first `length` bytes of a file.
+inline constexpr Bytes kHugePage = MiB(2);
+
+// Replaces the pages of a mapping of a memfd by huge pages, as far as the kernel has any and those
+// places are present at all; the content stays. `data` is aligned to kHugePage.
+void CollapsePages(std::byte* data, Bytes size);
+
+// A shared mapping of the first `length` bytes of a file, aligned to kHugePage if it holds one.
 class Mapping {
  public:
   static absl::StatusOr<Mapping> Map(int fd, Bytes length, MapAccess access,

@@ -4,6 +4,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <cstdint>
 #include <cstring>
 
 #include "common/fd.h"
@@ -32,6 +33,26 @@ TEST(Mapping, OutlivesItsDescriptorAndMoves) {
   EXPECT_EQ(moved.size(), 8192);
   EXPECT_EQ(First(moved.data()), 'a');
   EXPECT_FALSE(mapping->valid());
+}
+
+TEST(Mapping, CollapsingSealedMemoryKeepsItsBytes) {
+  const Bytes size = kHugePage * 2 + kPage;
+  const UniqueFd fd(::memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  ASSERT_EQ(::ftruncate(fd.get(), size.count()), 0);
+  for (Bytes at; at < size; at += kPage) {
+    const int64_t number = at.count();
+    ASSERT_EQ(::pwrite(fd.get(), &number, sizeof number, number), sizeof number);
+  }
+  ASSERT_EQ(::fcntl(fd.get(), F_ADD_SEALS, F_SEAL_WRITE | F_SEAL_SHRINK | F_SEAL_GROW), 0);
+  const absl::StatusOr<Mapping> mapping = Mapping::Map(fd.get(), size, MapAccess::kRead);
+  ASSERT_TRUE(mapping.ok()) << mapping.status();
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(mapping->data()) % kHugePage.count(), 0);
+  CollapsePages(mapping->data(), size);
+  for (Bytes at; at < size; at += kPage) {
+    int64_t number = 0;
+    std::memcpy(&number, mapping->data() + at.count(), sizeof number);
+    ASSERT_EQ(number, at.count());
+  }
 }
 
 TEST(Mapping, ReadOnlyOfReadOnlyDescriptorWorksAndWritableDoesNot) {

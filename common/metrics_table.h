@@ -90,6 +90,7 @@ inline constexpr auto kMetricTable = [] {
     {"palimpsest_worker_kv_blocks", P::kWorker, T::kGauge, U::kNone, "KV blocks by state (used, cached, free).", {"state"}},
     {"palimpsest_worker_mapped_slabs", P::kWorker, T::kGauge, U::kNone, "Slabs mapped, by role (parameter, kv).", {"role"}},
     {"palimpsest_worker_gate_wait_seconds", P::kWorker, T::kHistogram, U::kSeconds, "Time a step waited for the parameters of a stage.", {}, B::kShort},
+    {"palimpsest_worker_fetch_seconds", P::kWorker, T::kHistogram, U::kSeconds, "Receiving the descriptors of a grant, by role (parameter, kv); part of map_seconds.", {"role"}, B::kShort},
     {"palimpsest_worker_map_seconds", P::kWorker, T::kHistogram, U::kSeconds, "Arrival of a grant to its last slab mapped, by role (parameter, kv).", {"role"}, B::kShort},
     {"palimpsest_worker_restore_seconds", P::kWorker, T::kHistogram, U::kSeconds, "Copying and verifying the parameters of a grant.", {}, B::kLong},
     {"palimpsest_worker_restored_bytes_total", P::kWorker, T::kCounter, U::kBytes, "Parameter bytes copied from the image."},

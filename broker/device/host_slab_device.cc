@@ -15,9 +15,6 @@
 #include "common/memory_file.h"
 
 // Of the kernel's headers, which do not go together with the C library's.
-#ifndef MADV_COLLAPSE
-#define MADV_COLLAPSE 25
-#endif
 #ifndef MFD_HUGE_2MB
 #define MFD_HUGE_2MB (21U << 26)
 #endif
@@ -25,24 +22,12 @@
 namespace palimpsest {
 namespace {
 
-constexpr Bytes kHugePage = MiB(2);
-
 // Pages of the hugetlb pool, in use or not: a restarted broker's slabs are still in use.
 int64_t HugetlbPages() {
   absl::StatusOr<std::string> text =
       ReadFile("/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages", KiB(4));
   int64_t pages;
   return text.ok() && absl::SimpleAtoi(*text, &pages) ? pages : 0;
-}
-
-// Replaces the first page, which must be present, and the holes behind it by huge pages, as far as
-// the kernel has any.
-void Collapse(std::byte* data, Bytes size) {
-  for (Bytes at; at < size; at += kHugePage) {
-    std::byte* const huge_page = data + at.count();
-    *reinterpret_cast<volatile std::byte*>(huge_page) = std::byte{0};
-    (void)::madvise(huge_page, static_cast<size_t>(kHugePage.count()), MADV_COLLAPSE);
-  }
 }
 
 }  // namespace
@@ -86,7 +71,11 @@ absl::StatusOr<UniqueFd> HostSlabDevice::NewMemoryOf(Pages pages) {
     absl::Status status = range->Map(Bytes(0), options_.slab_bytes, memory.get(),
                                      MapAccess::kReadWrite, MapPopulate::kNo);
     if (!status.ok()) return status;
-    Collapse(range->base(), options_.slab_bytes);
+    // A page must be there to be replaced.
+    for (Bytes at; at < options_.slab_bytes; at += kHugePage) {
+      *reinterpret_cast<volatile std::byte*>(range->base() + at.count()) = std::byte{0};
+    }
+    CollapsePages(range->base(), options_.slab_bytes);
   }
   // What is there already costs nothing to populate.
   absl::Status status = range->Map(Bytes(0), options_.slab_bytes, memory.get(),

@@ -106,7 +106,7 @@ absl::Status Broker::Start() {
   cleaner_ = std::make_unique<SlabCleaner>(
       SlabCleaner::Options{.threads = options_.cleaner_threads},
       [this](SlabId slab) {
-        MutexLock lock(&device_mu_);
+        MutexLock lock(&DeviceLock(slab));
         return parts_.device.Retire(slab);
       },
       [this](absl::Span<const SlabId> slabs) { SlabsClean(slabs); });
@@ -358,7 +358,7 @@ absl::Status Broker::ReturnSlab(const DescriptorPeer& peer, const SlabEntry& ent
   if (!is_lost) return absl::OkStatus();
   {
     // If its process dies meanwhile, the slab may have got fresh memory already: AlreadyExists.
-    MutexLock lock(&device_mu_);
+    MutexLock lock(&DeviceLock(entry.slab_id));
     const absl::Status adopted = parts_.device.Adopt(entry.slab_id, std::move(memory));
     if (!adopted.ok()) return adopted;
   }

@@ -16,6 +16,7 @@
 #ifndef PALIMPSEST_BROKER_SERVER_BROKER_H_
 #define PALIMPSEST_BROKER_SERVER_BROKER_H_
 
+#include <array>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -63,7 +64,8 @@ class Broker : public DescriptorDelegate {
     std::vector<uint32_t> image_slabs;
     // How long the descriptors of a grant or an image can be fetched.
     absl::Duration token_lifetime = absl::Seconds(30);
-    size_t cleaner_threads = 1;
+    // One thread alone does not zero as fast as memory can be written.
+    size_t cleaner_threads = 2;
   };
   // What it works with; all must outlive it.
   struct Parts {
@@ -211,8 +213,9 @@ class Broker : public DescriptorDelegate {
   std::unique_ptr<SlabCleaner> cleaner_;
   std::thread timer_;
 
-  // Serialises calls that give slabs other memory; never taken with `mu_`.
-  Mutex device_mu_;
+  // Serialise calls that give one slab other memory; never taken with `mu_`.
+  Mutex& DeviceLock(SlabId slab) { return device_mus_[slab.value() % device_mus_.size()]; }
+  std::array<Mutex, 64> device_mus_;
 
   Mutex mu_;
   Arbiter arbiter_ ABSL_GUARDED_BY(mu_);

@@ -250,6 +250,8 @@ absl::StatusOr<std::shared_ptr<const ImageManager::Image>> ImageManager::Complet
   const Bytes size(static_cast<int64_t>(manifest.image_bytes()));
   absl::StatusOr<Mapping> mapping = Mapping::Map(memory.get(), size, MapAccess::kRead);
   if (!mapping.ok()) return mapping.status();
+  // Restores read it at once then, and workers map it at once.
+  CollapsePages(mapping->data(), size);
   const std::vector<uint64_t> checksums = ImageChecksums(
       absl::MakeConstSpan(mapping->data(), mapping->size()),
       Bytes(static_cast<int64_t>(manifest.slab_bytes())), [job](Bytes done, Bytes total) {

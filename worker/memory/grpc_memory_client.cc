@@ -72,6 +72,8 @@ GrpcMemoryClient::GrpcMemoryClient(Options options)
   if (options_.metrics == nullptr) return;
   Metrics& metrics = *options_.metrics;
   instruments_ = {
+      .fetch_parameter = &metrics.Histogram<"palimpsest_worker_fetch_seconds">("parameter"),
+      .fetch_kv = &metrics.Histogram<"palimpsest_worker_fetch_seconds">("kv"),
       .map_parameter = &metrics.Histogram<"palimpsest_worker_map_seconds">("parameter"),
       .map_kv = &metrics.Histogram<"palimpsest_worker_map_seconds">("kv"),
       .restore = &metrics.Histogram<"palimpsest_worker_restore_seconds">(),

@@ -133,6 +133,8 @@ class GrpcMemoryClient : public MemoryClient {
   };
 
   struct Instruments {
+    prometheus::Histogram* fetch_parameter = nullptr;
+    prometheus::Histogram* fetch_kv = nullptr;
     prometheus::Histogram* map_parameter = nullptr;
     prometheus::Histogram* map_kv = nullptr;
     prometheus::Histogram* restore = nullptr;

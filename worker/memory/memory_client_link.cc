@@ -272,15 +272,16 @@ void GrpcMemoryClient::Send(v1::WorkerMessage message) {
 
 std::optional<v1::WorkerMessage> GrpcMemoryClient::NextMessage(absl::Time now) {
   if (!connected_) return std::nullopt;
-  if (!outgoing_.empty()) {
-    v1::WorkerMessage message = std::move(outgoing_.front());
-    outgoing_.pop_front();
-    return message;
-  }
+  // First, so that slabs which are given back below a lowered target are not granted again.
   if (kv_target_.has_value() && !kv_target_sent_) {
     kv_target_sent_ = true;
     v1::WorkerMessage message;
     *message.mutable_set_kv_target() = *kv_target_;
+    return message;
+  }
+  if (!outgoing_.empty()) {
+    v1::WorkerMessage message = std::move(outgoing_.front());
+    outgoing_.pop_front();
     return message;
   }
   if (load_.has_value() && now - load_time_ >= (load_sent_ ? kReportAtLeast : kReportAtMost)) {

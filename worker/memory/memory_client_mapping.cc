@@ -8,6 +8,14 @@
 #include "worker/memory/grpc_memory_client.h"
 
 namespace palimpsest {
+namespace {
+
+// `histogram` may be null.
+void Observe(prometheus::Histogram* histogram, absl::Duration duration) {
+  if (histogram != nullptr) histogram->Observe(absl::ToDoubleSeconds(duration));
+}
+
+}  // namespace
 
 void GrpcMemoryClient::MapperLoop() {
   for (;;) {
@@ -38,19 +46,18 @@ void GrpcMemoryClient::Perform(MapGrant& task) {
   for (const v1::GrantedSlab& slab : task.grant.slabs()) {
     expected.push_back({SlabId(slab.slab_id()), Epoch(slab.epoch())});
   }
+  const bool parameters = task.grant.role() == v1::SLAB_ROLE_PARAMETER;
+  const absl::Time start = absl::Now();
   absl::StatusOr<std::vector<UniqueFd>> descriptors =
       connection->FetchSlabs(task.grant.token(), expected);
   if (!descriptors.ok()) return DropConnection(descriptors.status());
+  Observe(parameters ? instruments_.fetch_parameter : instruments_.fetch_kv, absl::Now() - start);
 
-  const bool parameters = task.grant.role() == v1::SLAB_ROLE_PARAMETER;
   absl::StatusOr<std::vector<RegionIndex>> indexes =
       parameters ? MapParameters(task.grant, *std::move(descriptors))
                  : MapKv(task.grant, *std::move(descriptors));
   const absl::Duration map_time = absl::Now() - task.arrival;
-  if (prometheus::Histogram* histogram =
-          parameters ? instruments_.map_parameter : instruments_.map_kv) {
-    histogram->Observe(absl::ToDoubleSeconds(map_time));
-  }
+  Observe(parameters ? instruments_.map_parameter : instruments_.map_kv, map_time);
   {
     MutexLock lock(&mu_);
     if (indexes.ok() && parameters) {
@@ -188,9 +195,7 @@ void GrpcMemoryClient::Restore(const RestoreTask& task) {
     return Fatal(status);
   }
   const absl::Duration restore_time = absl::Now() - start;
-  if (instruments_.restore != nullptr) {
-    instruments_.restore->Observe(absl::ToDoubleSeconds(restore_time));
-  }
+  Observe(instruments_.restore, restore_time);
   MutexLock lock(&mu_);
   if (task.grant.has_value()) {
     SendMapped(task.session_epoch, *task.grant, task.map_time, restore_time);
