@@ -180,6 +180,7 @@ TEST(NodeTest, WorkerThatDoesNotAnswerARevokeIsKilledAndItsMemoryGoesToTheOther)
   const std::vector<Generation> calm = OneByOne(node, requests);
   ASSERT_TRUE(node.Generate(Story("alpha", 0, 4)).status.ok());
 
+  node.Await("an idle alpha", [&] { return !node.Tenant("alpha").load().active(); });
   ASSERT_TRUE(node.worker("alpha")->handle().Signal(SIGSTOP).ok());
   ExpectSameTokens(calm, AllAtOnce(node, requests));
   node.Await("alpha's end", [&] { return node.worker("alpha")->handle().Exited(); });
