@@ -201,7 +201,7 @@ BlockManager::Published BlockManager::Publish(PrefixCache::Node* parent, const B
 
 void BlockManager::Unpin(PrefixCache::Node* node) { cache_.Unpin(node); }
 
-std::vector<RegionIndex> BlockManager::ChooseSlabs(int32_t count) const {
+std::vector<RegionIndex> BlockManager::CheapestSlabs(int32_t count) const {
   std::vector<uint32_t> order;
   for (uint32_t i = 0; i < slabs_.size(); ++i) {
     if (slabs_[i].mapped) order.push_back(i);
@@ -218,10 +218,18 @@ std::vector<RegionIndex> BlockManager::ChooseSlabs(int32_t count) const {
   return result;
 }
 
-std::vector<RegionIndex> BlockManager::BeginGive(int32_t count) {
+std::vector<RegionIndex> BlockManager::SlabsBehindHoles() const {
+  std::vector<RegionIndex> result;
+  for (auto i = static_cast<uint32_t>(mapped_slabs_); i < slabs_.size(); ++i) {
+    if (slabs_[i].mapped) result.push_back(RegionIndex(i));
+  }
+  return result;
+}
+
+void BlockManager::BeginGive(absl::Span<const RegionIndex> slabs) {
   PALIMPSEST_CHECK(displaced_blocks() == 0);
-  const std::vector<RegionIndex> chosen = ChooseSlabs(count);
-  for (RegionIndex index : chosen) {
+  for (RegionIndex index : slabs) {
+    PALIMPSEST_CHECK(slabs_.at(index.value()).mapped);
     slabs_[index.value()].mapped = false;
     --mapped_slabs_;
     const auto range = geometry_.BlocksOf(index);
@@ -231,7 +239,6 @@ std::vector<RegionIndex> BlockManager::BeginGive(int32_t count) {
       SetState(id, blocks_[id].state == kLive ? kDisplaced : kUnusable);
     }
   }
-  return chosen;
 }
 
 std::vector<BlockMove> BlockManager::FinishGive() {

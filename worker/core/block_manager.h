@@ -92,10 +92,14 @@ class BlockManager {
                     absl::Span<const TokenId> tokens, BlockId block);
   void Unpin(PrefixCache::Node* node);
 
-  // Takes up to `count` slabs out of use, those with the fewest referenced blocks, and drops what
-  // they cache. Until FinishGive only Release and Unpin may be called; they must bring
-  // displaced_blocks() down to available_blocks().
-  std::vector<RegionIndex> BeginGive(int32_t count);
+  // Up to `count` mapped slabs, those with the fewest referenced blocks first.
+  std::vector<RegionIndex> CheapestSlabs(int32_t count) const;
+  // The mapped slabs that would not be needed for as many slabs in a region without holes.
+  std::vector<RegionIndex> SlabsBehindHoles() const;
+
+  // Takes mapped slabs out of use and drops what they cache. Until FinishGive only Release and
+  // Unpin may be called; they must bring displaced_blocks() down to available_blocks().
+  void BeginGive(absl::Span<const RegionIndex> slabs);
   // Moves the displaced blocks; references follow them. The caller replaces `from` by `to` in every
   // block table and copies the content.
   std::vector<BlockMove> FinishGive();
@@ -141,7 +145,6 @@ class BlockManager {
   void Unlink(uint32_t id);
   void Forget(uint32_t id);
   uint32_t LowestFree();
-  std::vector<RegionIndex> ChooseSlabs(int32_t count) const;
   static bool LegalTransition(State from, State to);
 
   const KvGeometry geometry_;

@@ -209,30 +209,56 @@ TEST(BlockManager, GivesEmptySlabsBeforeUsedOnesAndHighBeforeLow) {
   manager.OnSlabsMapped(Slabs({0, 1, 2, 3, 4, 5}));
   manager.Allocate();
   manager.Allocate();
-  EXPECT_THAT(manager.BeginGive(2), ElementsAre(RegionIndex(5), RegionIndex(4)));
+  const auto given = manager.CheapestSlabs(2);
+  EXPECT_THAT(given, ElementsAre(RegionIndex(5), RegionIndex(4)));
+  manager.BeginGive(given);
   EXPECT_THAT(manager.FinishGive(), IsEmpty());
   EXPECT_EQ(manager.mapped_slabs(), 4);
   manager.CheckInvariants();
 }
 
-TEST(BlockManager, MovesBlocksInUseWithTheirReferencesAndContentKeys) {
+TEST(BlockManager, MovesBlocksInUseWithTheirReferencesAndKeys) {
+  BlockManager manager(TestGeometry(3));
+  manager.OnSlabsMapped(Slabs({2}));  // blocks 6 and 7
+  Chain chain({1, 2, 3, 4});
+  chain.Compute(manager);
+  ASSERT_THAT(chain.blocks, ElementsAre(BlockId(6), BlockId(7)));
+  manager.AddReference(BlockId(6));
+  manager.OnSlabsMapped(Slabs({0, 1}));
+  manager.BeginGive(Slabs({2}));
+  EXPECT_EQ(manager.displaced_blocks(), 2);
+  const auto moves = manager.FinishGive();
+  ASSERT_EQ(moves.size(), 2);
+  EXPECT_EQ(moves[0].from, BlockId(6));
+  EXPECT_EQ(moves[0].to, BlockId(1));
+  EXPECT_EQ(moves[1].from, BlockId(7));
+  EXPECT_EQ(moves[1].to, BlockId(2));
+  EXPECT_EQ(manager.references(BlockId(1)), 2);
+  EXPECT_THAT(Chain({1, 2, 3, 4}).Find(manager).blocks, ElementsAre(BlockId(1), BlockId(2)));
+  manager.CheckInvariants();
+}
+
+TEST(BlockManager, DisplacedBlocksThatAreReleasedAreForgotten) {
   BlockManager manager(TestGeometry(3));
   manager.OnSlabsMapped(Slabs({2}));
   Chain chain({1, 2, 3, 4});
   chain.Compute(manager);
-  manager.AddReference(chain.blocks[0]);
-  manager.OnSlabsMapped(Slabs({0, 1}));
-  // Slab 2 is the only one in use; asking for all three displaces what can't be moved.
-  EXPECT_EQ(manager.BeginGive(1), Slabs({1}));
+  manager.BeginGive(Slabs({2}));
+  EXPECT_EQ(manager.available_blocks(), 0);
+  chain.Release(manager);
   EXPECT_THAT(manager.FinishGive(), IsEmpty());
-  manager.OnSlabsMapped(Slabs({1}));
-  const auto give = manager.BeginGive(2);
-  EXPECT_EQ(give, Slabs({1, 0}));
-  EXPECT_THAT(manager.FinishGive(), IsEmpty());
-  manager.OnSlabsMapped(Slabs({0, 1}));
-  while (manager.free_blocks() > 2) manager.Allocate();
-  ASSERT_EQ(manager.BeginGive(1).size(), 1);
+  EXPECT_THAT(Chain({1, 2, 3, 4}).Find(manager).blocks, IsEmpty());
+  EXPECT_EQ(manager.usable_blocks(), 0);
   manager.CheckInvariants();
+}
+
+TEST(BlockManager, SlabsBehindHolesAreThoseThatADenseRegionLacks) {
+  BlockManager manager(TestGeometry());
+  EXPECT_THAT(manager.SlabsBehindHoles(), IsEmpty());
+  manager.OnSlabsMapped(Slabs({1, 3, 4}));
+  EXPECT_EQ(manager.SlabsBehindHoles(), Slabs({3, 4}));
+  manager.OnSlabsMapped(Slabs({0, 2, 5}));
+  EXPECT_THAT(manager.SlabsBehindHoles(), IsEmpty());
 }
 
 // Random actions against a plain model of what every holder must see.
@@ -293,7 +319,9 @@ TEST(BlockManager, RandomActionsKeepAllInvariants) {
           }
           break;
         case 4: {
-          const auto given = manager.BeginGive(random() % 5);
+          const auto given =
+              random() % 4 ? manager.CheapestSlabs(random() % 5) : manager.SlabsBehindHoles();
+          manager.BeginGive(given);
           while (manager.displaced_blocks() > manager.available_blocks()) {
             ASSERT_FALSE(chains.empty());
             chains.back().Release(manager);

@@ -66,6 +66,22 @@ float Largest(absl::Span<const float> values) {
   return largest;
 }
 
+constexpr size_t kSumChunk = 1024;
+
+// Sum of up to kSumChunk weights, in an order that vectorises.
+double SumChunk(const float* weights, size_t size) {
+  constexpr size_t kLanes = 8;
+  std::array<double, kLanes> lanes = {};
+  size_t i = 0;
+  for (; i + kLanes <= size; i += kLanes) {
+    for (size_t lane = 0; lane < kLanes; ++lane) lanes[lane] += weights[i + lane];
+  }
+  double sum = 0;
+  for (double lane : lanes) sum += lane;
+  for (; i < size; ++i) sum += weights[i];
+  return sum;
+}
+
 // weights[i] = e^((values[i] - largest) / temperature). Returns their sum.
 double Exponentiate(absl::Span<const float> values, float largest, float temperature,
                     std::vector<float>& weights) {
@@ -75,7 +91,9 @@ double Exponentiate(absl::Span<const float> values, float largest, float tempera
   const size_t size = values.size();
   for (size_t i = 0; i < size; ++i) out[i] = ExpOfNegative((in[i] - largest) / temperature);
   double sum = 0;
-  for (size_t i = 0; i < size; ++i) sum += out[i];
+  for (size_t i = 0; i < size; i += kSumChunk) {
+    sum += SumChunk(out + i, std::min(kSumChunk, size - i));
+  }
   return sum;
 }
 
@@ -92,78 +110,135 @@ void FillValues(absl::Span<const float> logits, const SamplingRequest& request,
   }
 }
 
-// Leaves in `scratch.candidates` the tokens that top-k and top-p keep, in order of value.
+bool Limits(const SamplingParams& params, size_t vocabulary) {
+  return params.top_k > 0 && static_cast<size_t>(params.top_k) < vocabulary;
+}
+
+// Cuts `candidates` down to the smallest set of the most likely ones that has `mass`. Only those
+// whose weights lie between the same two powers of two as the last one kept are sorted.
+void KeepNucleus(double mass, const std::vector<float>& weights,
+                 std::vector<Candidate>& candidates) {
+  const auto exponent = [&](const Candidate& candidate) {
+    return std::bit_cast<uint32_t>(weights[candidate.second]) >> 23;
+  };
+  std::array<double, 256> mass_of_exponent = {};
+  for (const Candidate& candidate : candidates) {
+    mass_of_exponent[exponent(candidate)] += weights[candidate.second];
+  }
+  uint32_t last = mass_of_exponent.size() - 1;
+  double sum = 0;
+  while (last > 0 && sum + mass_of_exponent[last] < mass) sum += mass_of_exponent[last--];
+  const auto border = std::partition(candidates.begin(), candidates.end(),
+                                     [&](const Candidate& c) { return exponent(c) > last; });
+  auto end = std::partition(border, candidates.end(),
+                            [&](const Candidate& c) { return exponent(c) == last; });
+  std::sort(border, end, Better);
+  for (auto it = border; it != end; ++it) {
+    sum += weights[it->second];
+    if (sum >= mass) end = it + 1;
+  }
+  candidates.erase(end, candidates.end());
+}
+
+// Up to here a heap of the best beats partitioning all.
+constexpr int32_t kFewCandidates = 1024;
+
+// Leaves in `scratch.candidates` the tokens that top-k and top-p keep. `total`: sum of all weights.
 void KeepMostLikely(const SamplingParams& params, double total, SamplingScratch& scratch) {
   auto& candidates = scratch.candidates;
   const auto& values = scratch.values;
   const auto& weights = scratch.weights;
   const size_t vocabulary = values.size();
-  const bool limited = params.top_k > 0 && static_cast<size_t>(params.top_k) < vocabulary;
+  const bool limited = Limits(params, vocabulary);
   // Tokens below this weight cannot reach 1 - top_p together, so the nucleus does without them.
   const double negligible =
       limited ? 0 : (1.0 - params.top_p) * total / static_cast<double>(vocabulary);
-  candidates.clear();
+  candidates.resize(vocabulary);
+  size_t count = 0;
   for (size_t i = 0; i < vocabulary; ++i) {
-    if (weights[i] >= negligible) candidates.emplace_back(values[i], static_cast<TokenId>(i));
+    candidates[count] = {values[i], static_cast<TokenId>(i)};
+    count += weights[i] >= negligible;  // no branch: nobody could predict it
   }
+  candidates.resize(count);
+  double mass = total;
   if (limited) {
     const auto end = candidates.begin() + params.top_k;
-    std::partial_sort(candidates.begin(), end, candidates.end(), Better);
+    if (params.top_k <= kFewCandidates) {
+      std::partial_sort(candidates.begin(), end, candidates.end(), Better);
+    } else {
+      std::nth_element(candidates.begin(), end, candidates.end(), Better);
+    }
     candidates.erase(end, candidates.end());
-  } else {
-    std::sort(candidates.begin(), candidates.end(), Better);
-  }
-  if (params.top_p >= 1.0f) return;
-  double mass = 0;
-  if (limited) {
+    mass = 0;
     for (const Candidate& candidate : candidates) mass += weights[candidate.second];
-  } else {
-    mass = total;
   }
-  double sum = 0;
-  size_t kept = 0;
-  while (kept < candidates.size()) {
-    sum += weights[candidates[kept++].second];
-    if (sum >= params.top_p * mass) break;
-  }
-  candidates.resize(kept);
+  if (params.top_p < 1.0f) KeepNucleus(params.top_p * mass, weights, candidates);
 }
 
-// Draws from `scratch.weights`, restricted by the filters. Cumulates in order of ids whatever the
-// filters are, so that a filter that drops nothing changes nothing.
-TokenId Draw(const SamplingRequest& request, double total, SamplingScratch& scratch) {
-  const SamplingParams& params = request.params;
-  const auto& weights = scratch.weights;
-  auto& candidates = scratch.candidates;
-  const double uniform = PhiloxUniform(params.seed, static_cast<uint64_t>(request.output_index));
-  const bool ranked = (params.top_k > 0 && static_cast<size_t>(params.top_k) < weights.size()) ||
-                      params.top_p < 1.0f;
-  if (ranked) {
-    KeepMostLikely(params, total, scratch);
-    std::sort(candidates.begin(), candidates.end(),
-              [](const Candidate& a, const Candidate& b) { return a.second < b.second; });
-  }
-  const size_t count = ranked ? candidates.size() : weights.size();
-  const auto token_at = [&](size_t i) {
-    return ranked ? candidates[i].second : static_cast<TokenId>(i);
-  };
-  const auto weight_of = [&](TokenId token) {
-    return weights[token] >= params.min_p ? weights[token] : 0.0f;
-  };
-  double mass = 0;
-  for (size_t i = 0; i < count; ++i) mass += weight_of(token_at(i));
-  const double target = uniform * mass;
+// The token at which the running sum of all weights, in order of ids, passes `target`.
+TokenId DrawFromAll(double target, const std::vector<float>& weights) {
   double sum = 0;
-  TokenId chosen = token_at(0);
-  for (size_t i = 0; i < count; ++i) {
-    const TokenId token = token_at(i);
-    const float weight = weight_of(token);
-    if (weight == 0) continue;
-    chosen = token;
-    sum += weight;
-    if (sum > target) break;
+  TokenId chosen = 0;
+  for (size_t chunk = 0; chunk < weights.size(); chunk += kSumChunk) {
+    const size_t end = std::min(chunk + kSumChunk, weights.size());
+    const double after = sum + SumChunk(weights.data() + chunk, end - chunk);
+    const bool last = end == weights.size();
+    if (after <= target && !last) {
+      sum = after;
+      continue;
+    }
+    for (size_t i = chunk; i < end; ++i) {
+      if (weights[i] == 0) continue;
+      chosen = static_cast<TokenId>(i);
+      sum += weights[i];
+      if (sum > target) return chosen;
+    }
   }
   return chosen;
+}
+
+// The same over `candidates`, of which weights below `min_weight` do not count. Sorts them by id,
+// so that a filter that drops nothing changes nothing.
+TokenId DrawFromCandidates(double uniform, float min_weight, const std::vector<float>& weights,
+                           std::vector<Candidate>& candidates) {
+  std::sort(candidates.begin(), candidates.end(),
+            [](const Candidate& a, const Candidate& b) { return a.second < b.second; });
+  double mass = 0;
+  for (const Candidate& candidate : candidates) {
+    const float weight = weights[candidate.second];
+    if (weight >= min_weight) mass += weight;
+  }
+  double sum = 0;
+  TokenId chosen = 0;
+  for (const Candidate& candidate : candidates) {
+    const float weight = weights[candidate.second];
+    if (weight < min_weight || weight == 0) continue;
+    chosen = candidate.second;
+    sum += weight;
+    if (sum > uniform * mass) break;
+  }
+  return chosen;
+}
+
+TokenId Draw(const SamplingRequest& request, double total, SamplingScratch& scratch) {
+  const SamplingParams& params = request.params;
+  const double uniform = PhiloxUniform(params.seed, static_cast<uint64_t>(request.output_index));
+  if (!Limits(params, scratch.weights.size()) && params.top_p >= 1.0f) {
+    if (params.min_p == 0) {
+      // Below the total even where the product rounds up to it.
+      const double target = std::min(uniform * total, std::nextafter(total, 0.0));
+      return DrawFromAll(target, scratch.weights);
+    }
+    scratch.candidates.clear();
+    for (size_t i = 0; i < scratch.weights.size(); ++i) {
+      if (scratch.weights[i] >= params.min_p) {
+        scratch.candidates.emplace_back(scratch.values[i], static_cast<TokenId>(i));
+      }
+    }
+  } else {
+    KeepMostLikely(params, total, scratch);
+  }
+  return DrawFromCandidates(uniform, params.min_p, scratch.weights, scratch.candidates);
 }
 
 TokenId Choose(absl::Span<const float> logits, const SamplingRequest& request,

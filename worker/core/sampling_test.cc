@@ -213,6 +213,27 @@ TEST(Sample, StricterFiltersKeepSubsets) {
   }
 }
 
+TEST(Sample, LargeNucleusIsExact) {
+  for (int round = 0; round < 12; ++round) {
+    const auto logits = RandomLogits(3000, 40 + round, 0.5f + 0.5f * (round % 4));
+    SamplingParams params;
+    params.top_p = 0.2f + 0.15f * (round % 6);
+    if (round % 3 == 0) params.top_k = 1500;
+    const auto expected = Distribution(logits, params);
+    SamplingScratch scratch;
+    std::vector<bool> seen(logits.size());
+    for (int i = 0; i < 4000; ++i) {
+      const TokenId token = Sample(logits, {params, {}, i}, scratch).token;
+      seen[token] = true;
+      ASSERT_GT(expected[token], 0) << "token " << token << " is outside the nucleus";
+    }
+    // Most of the mass must have been reached.
+    double reached = 0;
+    for (size_t i = 0; i < seen.size(); ++i) reached += seen[i] ? expected[i] : 0;
+    EXPECT_GT(reached, 0.5);
+  }
+}
+
 TEST(Sample, MatchesDistribution) {
   const auto logits = RandomLogits(97, 11);
   ExpectDistribution(logits, {});

@@ -55,9 +55,8 @@ int32_t Scheduler::LongestSequence() const {
   if (PeakBlocks(config_.max_sequence_tokens - 1) <= capacity_blocks_) {
     return config_.max_sequence_tokens;
   }
-  return static_cast<int32_t>(
-      std::min<int64_t>(config_.max_sequence_tokens,
-                        int64_t{capacity_blocks_} * config_.geometry.block_tokens + 1));
+  return static_cast<int32_t>(std::min<int64_t>(
+      config_.max_sequence_tokens, int64_t{capacity_blocks_} * config_.geometry.block_tokens + 1));
 }
 
 // Most blocks that a sequence of `tokens` computed tokens holds at any time.
@@ -81,9 +80,9 @@ absl::Status Scheduler::CheckRequest(const SequenceRequest& request) const {
         longest_sequence_ == config_.max_sequence_tokens
             ? std::string()
             : absl::StrCat(" (the model allows ", config_.max_sequence_tokens, ", but the ",
-                           config_.max_kv_slabs, " KV slabs that this worker may hold have room for ",
-                           capacity_blocks_, " blocks of ", config_.geometry.block_tokens,
-                           " tokens)")));
+                           config_.max_kv_slabs,
+                           " KV slabs that this worker may hold have room for ", capacity_blocks_,
+                           " blocks of ", config_.geometry.block_tokens, " tokens)")));
   }
   if (request.output_offset < 0 || request.output_offset >= size) {
     return absl::InvalidArgumentError(absl::StrCat("output_offset must be from 0 to ", size - 1,
@@ -156,9 +155,21 @@ std::vector<SequenceId> Scheduler::DropAll() {
 }
 
 Scheduler::Give Scheduler::GiveSlabs(int32_t count) {
+  return GiveThese(blocks_.CheapestSlabs(count));
+}
+
+Scheduler::Give Scheduler::Compact() {
+  const int64_t needed = std::min<int64_t>(NeededBlocks(), capacity_blocks_);
+  const bool holes_are_why = needed > blocks_.usable_blocks() &&
+                             needed <= config_.geometry.BlocksIn(blocks_.mapped_slabs());
+  return holes_are_why ? GiveThese(blocks_.SlabsBehindHoles()) : Give();
+}
+
+Scheduler::Give Scheduler::GiveThese(std::vector<RegionIndex> slabs) {
   CheckBoundary();
   Give give;
-  give.slabs = blocks_.BeginGive(count);
+  give.slabs = std::move(slabs);
+  blocks_.BeginGive(give.slabs);
   while (blocks_.displaced_blocks() > blocks_.available_blocks()) {
     PreemptYoungest();
     ++give.preempted;
@@ -420,22 +431,32 @@ int32_t Scheduler::SlabsToHold(int32_t blocks) const {
   return std::min(config_.max_kv_slabs, std::max(dense, blocks_.mapped_slabs() + more));
 }
 
+// Without these the running sequences can't take their next step, or if none runs, the first one
+// can't start.
+int64_t Scheduler::NeededBlocks() const {
+  int64_t needed = blocks_.live_blocks();
+  for (const Sequence* sequence : running_) {
+    const int32_t next = std::min(sequence->size(), sequence->computed + config_.max_step_tokens);
+    needed += std::max<int64_t>(
+        0, config_.geometry.BlocksFor(next) - static_cast<int64_t>(sequence->blocks.size()));
+  }
+  if (running_.empty() && !waiting_.empty()) needed += PeakBlocks(waiting_.front()->size());
+  return needed;
+}
+
 KvDemand Scheduler::Demand() const {
   const KvGeometry& geometry = config_.geometry;
-  int64_t needed = blocks_.live_blocks();
-  int64_t wanted = needed;
+  const int64_t needed = NeededBlocks();
+  int64_t wanted = blocks_.live_blocks();
   for (const Sequence* sequence : running_) {
-    const auto held = static_cast<int32_t>(sequence->blocks.size());
-    const int32_t next = std::min(sequence->size(), sequence->computed + config_.max_step_tokens);
-    needed += std::max(0, geometry.BlocksFor(next) - held);
     const int32_t later =
         std::min(sequence->size() + geometry.block_tokens, sequence->longest_size);
-    wanted += std::max(0, geometry.BlocksFor(later) - held);
+    wanted += std::max<int64_t>(
+        0, geometry.BlocksFor(later) - static_cast<int64_t>(sequence->blocks.size()));
   }
   const auto room =
       std::min<size_t>(config_.max_batch_sequences - running_.size(), waiting_.size());
   for (size_t i = 0; i < room; ++i) wanted += PeakBlocks(waiting_[i]->size()) + 1;
-  if (running_.empty() && room > 0) needed += PeakBlocks(waiting_.front()->size());
   return {SlabsToHold(static_cast<int32_t>(std::min<int64_t>(needed, capacity_blocks_))),
           SlabsToHold(static_cast<int32_t>(std::min<int64_t>(wanted, capacity_blocks_)))};
 }

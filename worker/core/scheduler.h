@@ -93,6 +93,11 @@ class Scheduler {
   // elsewhere, preempts the youngest sequences if there is no room.
   Give GiveSlabs(int32_t count);
 
+  // For when nothing can run. If the mapped slabs would hold what the next sequence needs, but for
+  // the blocks that the holes between them cut: gives the slabs behind the holes, to be asked for
+  // again (they are mapped at the lowest free places). Otherwise gives nothing.
+  Give Compact();
+
   // The next step; without chunks if nothing can run. Valid until Commit or Abandon.
   const StepPlan& Schedule();
   // The plan was executed.
@@ -127,6 +132,8 @@ class Scheduler {
   int32_t LongestSequence() const;
   int32_t SlabsToHold(int32_t blocks) const;
   void ExtendKeys(Sequence& sequence, int32_t blocks);
+  Give GiveThese(std::vector<RegionIndex> slabs);
+  int64_t NeededBlocks() const;
   void ScheduleRunning(int32_t& budget, bool& stalled);
   bool AdmitNext(int32_t& budget);
   int32_t Fit(Sequence& sequence, int32_t tokens);

@@ -138,6 +138,7 @@ class Simulation {
     if (Chance(6) && !sequences_.empty()) CancelRandom();
     if (Chance(25)) MapSlabs(Between(1, 6));
     if (Chance(15)) GiveSlabs(Between(1, Chance(20) ? 100 : 6));
+    if (Chance(5)) Perform(scheduler_.Compact());
     Step();
   }
 
@@ -166,6 +167,10 @@ class Simulation {
     const int held = std::count(mapped_.begin(), mapped_.end(), true);
     const Scheduler::Give give = scheduler_.GiveSlabs(count);
     EXPECT_EQ(static_cast<int>(give.slabs.size()), std::min(count, held));
+    Perform(give);
+  }
+
+  void Perform(const Scheduler::Give& give) {
     std::set<BlockId> sources, targets;
     for (const BlockMove& move : give.moves) {
       sources.insert(move.from);

@@ -42,6 +42,19 @@ int32_t FakeMemoryClient::GrantKv(int32_t count) {
   return granted;
 }
 
+void FakeMemoryClient::GrantKvAt(const std::vector<uint32_t>& places) {
+  KvMapped event;
+  {
+    MutexLock lock(&mutex_);
+    for (uint32_t place : places) {
+      PALIMPSEST_CHECK(!mapped_.at(place));
+      mapped_[place] = true;
+      event.indexes.push_back(RegionIndex(place));
+    }
+  }
+  Push(std::move(event));
+}
+
 int32_t FakeMemoryClient::GrantKvTarget() { return GrantKv(target() - Mapped().kv); }
 
 RevokeId FakeMemoryClient::RevokeKv(int32_t slabs) {

@@ -30,6 +30,8 @@ class FakeMemoryClient : public MemoryClient, public ParameterGate {
   void Lose();
   // Maps up to `count` slabs at the lowest free places; returns how many.
   int32_t GrantKv(int32_t count);
+  // Maps slabs at these places.
+  void GrantKvAt(const std::vector<uint32_t>& places);
   // As many as the engine has asked for.
   int32_t GrantKvTarget();
   RevokeId RevokeKv(int32_t slabs);

@@ -13,6 +13,8 @@ namespace {
 
 // How long the thread sleeps at most: reports and the KV target depend on time.
 constexpr absl::Duration kLongestSleep = absl::Milliseconds(250);
+// How long nothing must have run before KV slabs are exchanged for better placed ones.
+constexpr absl::Duration kCompactionDelay = absl::Seconds(1);
 constexpr absl::Duration kFirstRetry = absl::Milliseconds(5);
 constexpr absl::Duration kLongestRetry = absl::Seconds(1);
 // For failures that a moment may cure but that come without a hint of their own.
@@ -246,7 +248,10 @@ bool Engine::Step() {
   const absl::Time begin = clock.Now();
   if (begin < retry_step_at_) return false;
   const StepPlan& plan = scheduler_.Schedule();
-  if (plan.chunks.empty()) return false;
+  if (plan.chunks.empty()) {
+    CompactIfStuck(begin);
+    return false;
+  }
   const absl::Time scheduled = clock.Now();
   absl::StatusOr<StepResult> result = [&]() -> absl::StatusOr<StepResult> {
     if (absl::Status status = parts_.runner->Submit(plan); !status.ok()) return status;
@@ -263,6 +268,18 @@ bool Engine::Step() {
   last_progress_ = clock.Now();
   parts_.metrics->OnStep(plan, scheduled - begin, executed - scheduled, last_progress_ - executed);
   return true;
+}
+
+void Engine::CompactIfStuck(absl::Time now) {
+  if (now - std::max(last_progress_, last_compaction_) < kCompactionDelay) return;
+  last_compaction_ = now;
+  const Scheduler::Give give = scheduler_.Compact();
+  if (give.slabs.empty()) return;
+  parts_.copier->Copy(give.moves);
+  parts_.memory->ReleaseKv(give.slabs);
+  parts_.memory->SetKvTarget(stated_target_.target_slabs, stated_target_.needed_slabs);
+  Log(LogLevel::kInfo, "KV slabs behind holes given back, to be mapped at better places",
+      {{"slabs", give.slabs.size()}, {"moved_blocks", give.moves.size()}});
 }
 
 void Engine::OnStepFailure(const absl::Status& status) {

@@ -137,6 +137,7 @@ class Engine {
   void Handle(const BrokerLost& event);
 
   bool Step();
+  void CompactIfStuck(absl::Time now);
   void OnStepFailure(const absl::Status& status);
   void FailStalled();
   void FailAll(const absl::Status& status, absl::Duration retry_after);
@@ -158,6 +159,7 @@ class Engine {
   std::vector<std::shared_ptr<GenerationStream>> to_notify_;
   absl::Time last_progress_;
   absl::Time retry_step_at_ = absl::InfinitePast();
+  absl::Time last_compaction_ = absl::InfinitePast();
   int32_t step_failures_ = 0;
   bool connected_ = false;
 

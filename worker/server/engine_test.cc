@@ -349,6 +349,26 @@ TEST_F(EngineTest, RequestsThatCannotRunFailAfterTheStallTimeout) {
   EXPECT_TRUE(RunToEnd(*Submit(Request({1}))).end->status.ok());
 }
 
+TEST_F(EngineTest, HolesBetweenSlabsDoNotStarveARequest) {
+  // Five slabs hold 15 blocks in a row, but only 2 each when none has a neighbour.
+  memory_.GrantKvAt({1, 3, 5, 7, 9});
+  const auto request = Request(std::vector<TokenId>(50, 3), 5);
+  const auto stream = Submit(request);
+  RunUntilIdle();
+  EXPECT_EQ(runner_.steps(), 0);
+  EXPECT_EQ(memory_.Mapped().kv, 5);
+  clock_.Advance(absl::Seconds(1));
+  RunUntilIdle();
+  EXPECT_EQ(memory_.Mapped().kv, 2);
+  EXPECT_EQ(memory_.GrantKv(3), 3);
+  Outcome outcome;
+  for (int i = 0; i < 100 && !outcome.end.has_value(); ++i) {
+    engine_->RunOnce();
+    outcome.Take(*stream);
+  }
+  EXPECT_EQ(outcome.tokens, Expected(request));
+}
+
 TEST_F(EngineTest, RunsOnWithoutTheBroker) {
   memory_.GrantKv(40);
   const auto request = Request({1, 2, 3}, 20);

@@ -6,6 +6,12 @@
 #include "worker/server/sampling_conversion.h"
 
 namespace palimpsest {
+namespace {
+
+// A full queue or a drain is over in moments, or another worker should be asked.
+constexpr absl::Duration kRetryAfterRefusal = absl::Seconds(1);
+
+}  // namespace
 
 std::shared_ptr<GenerateCall> GenerateCall::Create(grpc::CallbackServerContext* context,
                                                    Engine* engine) {
@@ -15,9 +21,13 @@ std::shared_ptr<GenerateCall> GenerateCall::Create(grpc::CallbackServerContext* 
 }
 
 void GenerateCall::Refuse(const absl::Status& status) {
+  GenerationStream::End end{.status = status};
+  if (absl::IsResourceExhausted(status) || absl::IsUnavailable(status)) {
+    end.retry_after = kRetryAfterRefusal;
+  }
   {
     MutexLock lock(&mutex_);
-    end_ = GenerationStream::End{.status = status};
+    end_ = std::move(end);
   }
   Pump();
 }

@@ -328,7 +328,10 @@ TEST_F(WorkerServiceTest, FullQueueIsRefused) {
     readers.push_back(stub_->Generate(contexts.back().get(), Request()));
   }
   Await([&](const EngineStats& s) { return s.waiting == options_.scheduler.max_sequences(); });
-  EXPECT_EQ(StatusOf(Request()).error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  auto context = Context();
+  EXPECT_EQ(Generate(*context, Request()).status.error_code(),
+            grpc::StatusCode::RESOURCE_EXHAUSTED);
+  EXPECT_EQ(context->GetServerTrailingMetadata().count(kRetryAfterMetadata), 1);
   memory_.RestoreParameters();
   for (auto& reader : readers) {
     v1::WorkerGenerateResponse response;
