@@ -11,8 +11,8 @@
 // the session ended. A worker that breaks the protocol is killed by a KillProcess action.
 //
 // Supply order when somebody needs memory:
-//   1. free slabs, and slabs on their way back that nobody has claimed; the KV reserve of an inactive
-//      tenant gets nothing else;
+//   1. free slabs, and slabs on their way back that nobody has claimed; an inactive tenant's KV
+//      reserve gets nothing else;
 //   2. KV that its holder neither uses nor asks for;
 //   3. parameters of inactive tenants: lower priority first, then most recently used; whole stages,
 //      the last ones first, only as many as needed;
