@@ -1,0 +1,189 @@
+// The engine on the real CPU runner: memory that comes and goes changes neither a token nor a bit
+// of a log-probability.
+#include <algorithm>
+#include <memory>
+#include <random>
+#include <vector>
+
+#include "common/clock.h"
+#include "gtest/gtest.h"
+#include "worker/compute/cpu/cpu_runner.h"
+#include "worker/compute/cpu/host_block_copier.h"
+#include "worker/compute/cpu/test_model.h"
+#include "worker/memory/fake_memory_client.h"
+#include "worker/server/engine.h"
+
+namespace palimpsest {
+namespace {
+
+constexpr int32_t kBlockTokens = 4;
+constexpr int32_t kRegionSlabs = 96;
+
+class NoBytes : public TokenBytes {
+ public:
+  absl::string_view BytesOf(TokenId) const override { return "x"; }
+};
+
+// One worker: a model, its memory and an engine.
+class Worker {
+ public:
+  Worker(const TestModel& model, int32_t batch, int32_t step_tokens)
+      : config_(model.config()),
+        block_bytes_(config_.KvBytes(kBlockTokens)),
+        // Not a multiple of the block, so that blocks straddle slabs.
+        slab_bytes_(RoundUp(block_bytes_ * 2, Bytes(64)) + Bytes(128)),
+        memory_(slab_bytes_, kRegionSlabs),
+        engine_metrics_(metrics_) {
+    const ModelMemory memory{model.image(), memory_.kv(), block_bytes_};
+    copier_ = std::make_unique<HostBlockCopier>(memory);
+    auto runner = CpuRunner::Create(config_, model.layout(), memory, &memory_.gate(),
+                                    {.threads = 2, .block_tokens = kBlockTokens});
+    EXPECT_TRUE(runner.ok()) << runner.status();
+    runner_ = *std::move(runner);
+    EngineOptions options;
+    SchedulerConfig& scheduler = options.scheduler;
+    scheduler.geometry = {.slab_bytes = slab_bytes_,
+                          .block_bytes = block_bytes_,
+                          .region_slabs = kRegionSlabs,
+                          .block_tokens = kBlockTokens};
+    scheduler.max_kv_slabs = kRegionSlabs;
+    scheduler.vocab_size = config_.vocab_size;
+    scheduler.max_sequence_tokens = 120;
+    scheduler.sliding_window = config_.sliding_window.value_or(0);
+    scheduler.max_batch_sequences = batch;
+    scheduler.max_step_tokens = step_tokens;
+    options.kv_target = {.low_water_slabs = 1, .high_water_slabs = 2, .max_slabs = kRegionSlabs};
+    EXPECT_TRUE(options.Validate().ok()) << options.Validate();
+    EngineParts parts;
+    parts.memory = &memory_;
+    parts.runner = runner_.get();
+    parts.copier = copier_.get();
+    parts.token_bytes = &token_bytes_;
+    parts.metrics = &engine_metrics_;
+    parts.clock = &clock_;
+    engine_ = std::make_unique<Engine>(options, parts);
+  }
+
+  Engine& engine() { return *engine_; }
+  FakeMemoryClient& memory() { return memory_; }
+  FakeClock& clock() { return clock_; }
+
+ private:
+  const ModelConfig config_;
+  const Bytes block_bytes_;
+  const Bytes slab_bytes_;
+  FakeMemoryClient memory_;
+  std::unique_ptr<BlockCopier> copier_;
+  std::unique_ptr<CpuRunner> runner_;
+  Metrics metrics_{MetricProcess::kWorker};
+  EngineMetrics engine_metrics_;
+  NoBytes token_bytes_;
+  FakeClock clock_;
+  std::unique_ptr<Engine> engine_;
+};
+
+std::vector<SequenceRequest> RandomRequests(std::mt19937& random, int32_t vocab_size, int count) {
+  std::vector<SequenceRequest> requests;
+  for (int i = 0; i < count; ++i) {
+    SequenceRequest request;
+    std::mt19937 shared(random() % 2);  // two beginnings that many share
+    for (int n = random() % 30; n > 0; --n) request.prompt.push_back(shared() % vocab_size);
+    for (int n = 1 + random() % 20; n > 0; --n) request.prompt.push_back(random() % vocab_size);
+    request.params.max_tokens = 1 + static_cast<int32_t>(random() % 40);
+    request.params.temperature = random() % 2 ? 0.0f : 1.2f;
+    request.params.top_p = random() % 2 ? 1.0f : 0.9f;
+    request.params.repetition_penalty = random() % 2 ? 1.0f : 1.2f;
+    request.params.seed = random();
+    request.params.logprobs = 2;
+    requests.push_back(std::move(request));
+  }
+  return requests;
+}
+
+struct Output {
+  std::vector<SampledToken> tokens;
+  std::optional<GenerationStream::End> end;
+
+  void Take(GenerationStream& stream) {
+    auto batch = stream.Take();
+    for (SampledToken& token : batch.tokens) tokens.push_back(std::move(token));
+    if (batch.end.has_value()) end = std::move(batch.end);
+  }
+};
+
+Output RunAlone(Worker& worker, const SequenceRequest& request) {
+  const auto stream = worker.engine().Submit(request, [] {});
+  EXPECT_TRUE(stream.ok()) << stream.status();
+  Output output;
+  while (stream.ok() && !output.end.has_value()) {
+    worker.engine().RunOnce();
+    output.Take(**stream);
+  }
+  return output;
+}
+
+// All at once, while slabs and parameters are taken and given back at random.
+std::vector<Output> RunUnderPressure(Worker& worker, const std::vector<SequenceRequest>& requests,
+                                     std::mt19937& random) {
+  std::vector<std::shared_ptr<GenerationStream>> streams;
+  for (const SequenceRequest& request : requests) {
+    auto stream = worker.engine().Submit(request, [] {});
+    EXPECT_TRUE(stream.ok()) << stream.status();
+    streams.push_back(*std::move(stream));
+  }
+  const auto chance = [&](int percent) { return static_cast<int>(random() % 100) < percent; };
+  bool parameters = true;
+  for (int turn = 0; worker.engine().AwaitDrained(absl::ZeroDuration()) > 0; ++turn) {
+    if (turn > 20000) {
+      ADD_FAILURE() << "no end in sight";
+      break;
+    }
+    FakeMemoryClient& memory = worker.memory();
+    if (chance(40)) memory.GrantKvTarget();
+    if (chance(12)) memory.RevokeKv(1 + random() % 10);
+    if (chance(3) && parameters) {
+      memory.RevokeParameters();
+      parameters = false;
+    } else if (chance(30) && !parameters) {
+      memory.RestoreParameters();
+      parameters = true;
+    }
+    memory.FailStage(chance(6) ? random() % 3 : -1);
+    worker.clock().Advance(absl::Milliseconds(100));
+    worker.engine().RunOnce();
+  }
+  std::vector<Output> outputs(streams.size());
+  for (size_t i = 0; i < streams.size(); ++i) outputs[i].Take(*streams[i]);
+  return outputs;
+}
+
+TEST(EngineOnCpuRunner, PressureChangesNoBit) {
+  int64_t preemptions = 0;
+  for (uint32_t seed = 0; seed < 12; ++seed) {
+    SCOPED_TRACE(seed);
+    std::mt19937 random(seed);
+    const TestModel model(RandomConfig(random), seed);
+    Worker calm(model, 1, 1 + random() % 40);
+    calm.memory().GrantKv(kRegionSlabs);
+    const int32_t batch = 2 + random() % 6;
+    Worker pressed(model, batch, batch + random() % 24);
+    const auto requests = RandomRequests(random, model.config().vocab_size, 14);
+    const std::vector<Output> outputs = RunUnderPressure(pressed, requests, random);
+    for (size_t i = 0; i < requests.size(); ++i) {
+      const Output alone = RunAlone(calm, requests[i]);
+      ASSERT_TRUE(outputs[i].end.has_value());
+      ASSERT_TRUE(outputs[i].end->status.ok()) << outputs[i].end->status;
+      ASSERT_EQ(outputs[i].tokens.size(), alone.tokens.size());
+      for (size_t t = 0; t < alone.tokens.size(); ++t) {
+        ASSERT_EQ(outputs[i].tokens[t].token, alone.tokens[t].token) << "token " << t;
+        ASSERT_EQ(outputs[i].tokens[t].logprob, alone.tokens[t].logprob) << "token " << t;
+        ASSERT_EQ(outputs[i].tokens[t].top, alone.tokens[t].top) << "token " << t;
+      }
+      preemptions += outputs[i].end->usage.preemptions;
+    }
+  }
+  EXPECT_GT(preemptions, 20);
+}
+
+}  // namespace
+}  // namespace palimpsest
