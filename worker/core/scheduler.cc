@@ -73,7 +73,9 @@ int32_t Scheduler::PeakBlocks(int32_t tokens) const {
 absl::Status Scheduler::CheckRequest(const SequenceRequest& request) const {
   const auto size = static_cast<int64_t>(request.prompt.size());
   if (size == 0) return absl::InvalidArgumentError("the prompt is empty; send at least one token");
-  if (size >= longest_sequence_) {
+  // An output that another worker brought to the very end only needs to be told so.
+  const bool complete = size == longest_sequence_ && request.output_offset > 0;
+  if (size >= longest_sequence_ && !complete) {
     return absl::InvalidArgumentError(absl::StrCat(
         "the prompt has ", size, " tokens, but a sequence has at most ", longest_sequence_,
         ", of which the output needs at least one",

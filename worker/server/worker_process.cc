@@ -48,6 +48,11 @@ void LogProgress(const v1::ImageProgress& progress) {
 WorkerProcess::WorkerProcess(const WorkerConfig& config)
     : config_(config), metrics_(MetricProcess::kWorker), engine_metrics_(metrics_) {}
 
+WorkerProcess::~WorkerProcess() {
+  // Its thread uses the members that are destroyed first.
+  if (engine_ != nullptr) engine_->Stop();
+}
+
 absl::StatusOr<std::unique_ptr<WorkerProcess>> WorkerProcess::Start(
     const WorkerConfig& config, std::function<void(const absl::Status&)> on_fatal) {
   std::unique_ptr<WorkerProcess> process(new WorkerProcess(config));

@@ -33,6 +33,9 @@ class WorkerProcess {
   static absl::StatusOr<std::unique_ptr<WorkerProcess>> Start(
       const WorkerConfig& config, std::function<void(const absl::Status&)> on_fatal);
 
+  // Without a Shutdown before it, the broker sees the process's end.
+  ~WorkerProcess();
+
   // Refuses new requests, lets the running ones end until the drain timeout, ends the others with
   // UNAVAILABLE, and gives the memory back. `hurry` is asked now and then whether to stop waiting.
   void Shutdown(const std::function<bool()>& hurry);
