@@ -261,6 +261,7 @@ TEST_F(ArbiterTest, ReserveOfAnInactiveTenantTakesNothingFromOthers) {
   Bring(0, 0, /*active=*/false);
   Bring(1, 0, /*active=*/false);
   node().SetKvTarget(worker(1), 20, 0);
+  node().Settle();
   node().Advance(absl::Hours(1));
   EXPECT_EQ(kv(1), 10u);
   EXPECT_EQ(parameters(0), 20u);
