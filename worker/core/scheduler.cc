@@ -140,20 +140,19 @@ bool Scheduler::Cancel(SequenceId id) {
   return true;
 }
 
-std::vector<SequenceId> Scheduler::DropAll() {
+bool Scheduler::Drop(SequenceId id) {
   CheckBoundary();
-  std::vector<SequenceId> dropped;
-  // Youngest first, so that what many share stays in the cache longest.
-  while (!running_.empty()) {
-    dropped.push_back(running_.back()->id);
-    Remove(*running_.back());
-  }
-  while (!waiting_.empty()) {
-    dropped.push_back(waiting_.back()->id);
-    Remove(*waiting_.back());
-  }
-  std::sort(dropped.begin(), dropped.end());
-  return dropped;
+  const auto found = sequences_.find(id);
+  if (found == sequences_.end()) return false;
+  Remove(*found->second);
+  return true;
+}
+
+int32_t Scheduler::PreemptAll() {
+  CheckBoundary();
+  const int32_t count = running();
+  while (!running_.empty()) PreemptYoungest();
+  return count;
 }
 
 Scheduler::Give Scheduler::GiveSlabs(int32_t count) {

@@ -77,8 +77,13 @@ class Scheduler {
   // Ends a sequence with kCancelled. False if it is not there (any more).
   bool Cancel(SequenceId id);
 
-  // Removes every sequence, without outputs. For when they can't go on.
-  std::vector<SequenceId> DropAll();
+  // Removes a sequence without an output, for when it can't go on. False if it is not there.
+  bool Drop(SequenceId id);
+
+  // Sends every running sequence back to the queue, for when nothing can run for a while: their
+  // blocks are free for others and stay in the prefix cache as long as nobody takes them. Returns
+  // how many.
+  int32_t PreemptAll();
 
   void OnSlabsMapped(absl::Span<const RegionIndex> slabs) { blocks_.OnSlabsMapped(slabs); }
 

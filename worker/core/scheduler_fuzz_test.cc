@@ -139,6 +139,7 @@ class Simulation {
     if (Chance(25)) MapSlabs(Between(1, 6));
     if (Chance(15)) GiveSlabs(Between(1, Chance(20) ? 100 : 6));
     if (Chance(5)) Perform(scheduler_.Compact());
+    if (Chance(2)) scheduler_.PreemptAll();
     Step();
   }
 

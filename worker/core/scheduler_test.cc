@@ -239,16 +239,35 @@ TEST_F(SchedulerTest, DemandCoversWhatRunsAndWhatWaits) {
   EXPECT_GE(scheduler_.Demand().wanted, 11);
 }
 
-TEST_F(SchedulerTest, DropAllForgetsEverySequence) {
+TEST_F(SchedulerTest, DropForgetsASequence) {
   Map(0, 41);
   const SequenceId a = Add(Request(5)), b = Add(Request(5));
   Step();
   const SequenceId c = Add(Request(5));
-  EXPECT_THAT(scheduler_.DropAll(), ElementsAre(a, b, c));
+  EXPECT_TRUE(scheduler_.Drop(b));
+  EXPECT_TRUE(scheduler_.Drop(c));
+  EXPECT_EQ(scheduler_.running() + scheduler_.waiting(), 1);
+  scheduler_.CheckInvariants();
+  EXPECT_TRUE(scheduler_.Drop(a));
+  EXPECT_FALSE(scheduler_.Drop(a));
   EXPECT_TRUE(scheduler_.idle());
   EXPECT_EQ(scheduler_.blocks().live_blocks(), 0);
   EXPECT_FALSE(scheduler_.Cancel(a));
   scheduler_.CheckInvariants();
+}
+
+TEST_F(SchedulerTest, PreemptAllFreesEveryBlockAndKeepsTheCache) {
+  Map(0, 41);
+  Add(Request(5));
+  Add(Request(7));
+  Step();
+  Add(Request(5));
+  EXPECT_EQ(scheduler_.PreemptAll(), 2);
+  EXPECT_EQ(scheduler_.running(), 0);
+  EXPECT_EQ(scheduler_.waiting(), 3);
+  EXPECT_EQ(scheduler_.blocks().live_blocks(), 0);
+  scheduler_.CheckInvariants();
+  EXPECT_THAT(Step(), ElementsAre(2, 3, 1));
 }
 
 TEST(SchedulerConfig, ValidateNamesWhatIsWrong) {

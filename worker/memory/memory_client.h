@@ -47,8 +47,8 @@ struct ParametersRevoked {
 // Every stage is restored, or on its way so that AwaitStage will let a step through.
 struct ParametersComing {};
 
-// The activation found no memory before its deadline; requests that wait for it should fail with
-// UNAVAILABLE and this retry hint.
+// The activation found no memory before its deadline. Requests that have streamed nothing should
+// fail with UNAVAILABLE and this retry hint.
 struct ActivationRefused {
   std::string message;
   absl::Duration retry_after;

@@ -17,6 +17,8 @@ constexpr absl::Duration kLongestSleep = absl::Milliseconds(250);
 constexpr absl::Duration kCompactionDelay = absl::Seconds(1);
 constexpr absl::Duration kFirstRetry = absl::Milliseconds(5);
 constexpr absl::Duration kLongestRetry = absl::Seconds(1);
+// How long a stream waits at most between two requests for its model's parameters.
+constexpr absl::Duration kLongestActivationRetry = absl::Seconds(5);
 // For failures that a moment may cure but that come without a hint of their own.
 constexpr absl::Duration kDefaultRetryAfter = absl::Seconds(1);
 
@@ -61,8 +63,8 @@ void Engine::Stop() {
   }
   if (thread_.joinable()) thread_.join();
   TakeRequests();
-  FailAll(absl::UnavailableError("the worker is shutting down; ask another one"),
-          absl::ZeroDuration());
+  Fail(Who::kAll, absl::UnavailableError("the worker is shutting down; ask another one"),
+       absl::ZeroDuration());
   Deliver();
 }
 
@@ -173,6 +175,7 @@ bool Engine::TakeRequests() {
 
 void Engine::AddSequence(Submission submission) {
   Active active{std::move(submission.stream), submission.arrival};
+  active.streamed = submission.request.output_offset > 0;
   const auto id = scheduler_.Add(std::move(submission.request));
   if (!id.ok()) {
     End(active, {.status = id.status(), .retry_after = kDefaultRetryAfter});
@@ -180,6 +183,7 @@ void Engine::AddSequence(Submission submission) {
   }
   sequence_of_ticket_.emplace(active.stream->ticket(), *id);
   active_.emplace(*id, std::move(active));
+  retry_activation_at_ = absl::InfinitePast();
 }
 
 bool Engine::HandleMemoryEvents() {
@@ -213,11 +217,19 @@ void Engine::Handle(const ParametersRevoked& event) {
 void Engine::Handle(const ParametersComing&) { retry_step_at_ = absl::InfinitePast(); }
 
 void Engine::Handle(const ActivationRefused& event) {
-  Log(LogLevel::kWarning, "activation refused",
-      {{"reason", event.message}, {"retry_after", event.retry_after}});
-  FailAll(
+  if (parts_.memory->ParametersAvailable()) return;  // they came in the meantime
+  refusal_ = event.message;
+  retry_activation_at_ = parts_.clock->Now() + std::min(event.retry_after, kLongestActivationRetry);
+  const int32_t failed = Fail(
+      Who::kUnstreamed,
       absl::UnavailableError(absl::StrCat("no memory for the model's parameters: ", event.message)),
       event.retry_after);
+  scheduler_.PreemptAll();
+  Log(LogLevel::kWarning, "activation refused",
+      {{"reason", event.message},
+       {"retry_after", event.retry_after},
+       {"failed", failed},
+       {"streams_paused", active_.size()}});
 }
 
 void Engine::Handle(const KvPressureSeen& event) {
@@ -240,12 +252,14 @@ void Engine::Handle(const BrokerLost& event) {
 
 bool Engine::Step() {
   if (scheduler_.idle()) return false;
-  if (!parts_.memory->ParametersAvailable()) {
-    parts_.memory->RequestActivation(ActivationReason::kRequest);
-    return false;
-  }
   const Clock& clock = *parts_.clock;
   const absl::Time begin = clock.Now();
+  if (!parts_.memory->ParametersAvailable()) {
+    if (begin >= retry_activation_at_) {
+      parts_.memory->RequestActivation(ActivationReason::kRequest);
+    }
+    return false;
+  }
   if (begin < retry_step_at_) return false;
   const StepPlan& plan = scheduler_.Schedule();
   if (plan.chunks.empty()) {
@@ -265,6 +279,7 @@ bool Engine::Step() {
   const absl::Time executed = clock.Now();
   scheduler_.Commit(*std::move(result));
   step_failures_ = 0;
+  refusal_.clear();
   last_progress_ = clock.Now();
   parts_.metrics->OnStep(plan, scheduled - begin, executed - scheduled, last_progress_ - executed);
   return true;
@@ -288,8 +303,9 @@ void Engine::OnStepFailure(const absl::Status& status) {
       {{"status", status}, {"failures_in_a_row", step_failures_}});
   if (step_failures_ >= options_.max_step_failures) {
     step_failures_ = 0;
-    FailAll(absl::UnavailableError(absl::StrCat("the model could not run: ", status.message())),
-            kDefaultRetryAfter);
+    Fail(Who::kAll,
+         absl::UnavailableError(absl::StrCat("the model could not run: ", status.message())),
+         kDefaultRetryAfter);
     return;
   }
   const int doublings = std::min(step_failures_ - 1, 16);
@@ -300,23 +316,33 @@ void Engine::OnStepFailure(const absl::Status& status) {
 void Engine::FailStalled() {
   const absl::Time now = parts_.clock->Now();
   if (scheduler_.idle() || now - last_progress_ < options_.stall_timeout) return;
-  const bool parameters = parts_.memory->ParametersAvailable();
-  FailAll(absl::UnavailableError(absl::StrCat(
-              "no step could run for ", absl::FormatDuration(now - last_progress_), ": ",
-              parameters ? "there are not enough KV slabs for the oldest request"
-                         : "the model's parameters are not in memory",
-              connected_ ? "" : ", and the broker is not connected")),
-          kDefaultRetryAfter);
+  std::string reason = "there are not enough KV slabs for the oldest request";
+  if (!parts_.memory->ParametersAvailable()) {
+    reason = "the model's parameters are not in memory";
+    if (!refusal_.empty()) absl::StrAppend(&reason, " (the broker refused them: ", refusal_, ")");
+  }
+  Fail(Who::kAll,
+       absl::UnavailableError(
+           absl::StrCat("no step could run for ", absl::FormatDuration(now - last_progress_), ": ",
+                        reason, connected_ ? "" : ", and the broker is not connected")),
+       kDefaultRetryAfter);
 }
 
-void Engine::FailAll(const absl::Status& status, absl::Duration retry_after) {
+int32_t Engine::Fail(Who who, const absl::Status& status, absl::Duration retry_after) {
   Deliver();
-  for (SequenceId id : scheduler_.DropAll()) {
+  std::vector<SequenceId> failed;
+  for (const auto& [id, active] : active_) {
+    if (who == Who::kAll || !active.streamed) failed.push_back(id);
+  }
+  // Youngest first, so that what many share stays in the cache longest.
+  std::sort(failed.begin(), failed.end(), std::greater<>());
+  for (SequenceId id : failed) {
+    PALIMPSEST_CHECK(scheduler_.Drop(id));
     const auto found = active_.find(id);
-    PALIMPSEST_CHECK(found != active_.end());
     End(found->second, {.status = status, .retry_after = retry_after});
     active_.erase(found);
   }
+  return static_cast<int32_t>(failed.size());
 }
 
 // Hands the scheduler's outputs to their streams, and tells the readers afterwards.
@@ -341,6 +367,7 @@ void Engine::DeliverOne(SequenceOutput& output) {
       parts_.metrics->OnFirstToken(now - active.last_event);
     }
     active.started = true;
+    active.streamed = true;
     active.last_event = now;
     if (!active.stream->Push(*std::move(output.token))) {
       End(active, {.status = absl::ResourceExhaustedError(absl::StrCat(

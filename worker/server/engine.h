@@ -5,8 +5,10 @@
 // answered at once because no step is in flight), takes new requests and cancellations, states the
 // KV target, runs one step and hands its tokens to the requests' streams. While the parameters are
 // missing it asks for their activation and the sequences wait; a step that fails at the gate is
-// abandoned and tried again. No request waits without limit: if no step succeeds for
-// `stall_timeout`, or the broker refuses the activation, all fail with UNAVAILABLE.
+// abandoned and tried again. When the broker refuses the activation, requests that have streamed
+// nothing fail with UNAVAILABLE and its retry hint, while those in mid-stream give up their KV and
+// wait, and the activation is asked for again. No request waits without limit: if no step succeeds
+// for `stall_timeout`, all fail with UNAVAILABLE.
 //
 // Threads: the engine owns one thread (Start .. Stop) that runs the turns; tests call RunOnce
 // instead. Submit, Cancel, StartDrain, AwaitDrained and Stats may be called from any thread and
@@ -44,7 +46,8 @@ struct EngineOptions {
   KvTargetPolicy::Config kv_target;
   // Tokens that a request's reader may be behind.
   int32_t stream_tokens = 4096;
-  // How long requests wait without any step succeeding before they fail.
+  // How long requests wait without any step succeeding before they fail. It bounds how long a
+  // stream may pause for its model's parameters.
   absl::Duration stall_timeout = absl::Seconds(60);
   // Steps that may fail in a row before all requests fail.
   int32_t max_step_failures = 20;
@@ -119,6 +122,7 @@ class Engine {
     std::shared_ptr<GenerationStream> stream;
     absl::Time last_event;  // arrival, then the last token
     bool started = false;   // had a token
+    bool streamed = false;  // its client has had a token, from here or from another worker
   };
 
   void Run();
@@ -140,7 +144,9 @@ class Engine {
   void CompactIfStuck(absl::Time now);
   void OnStepFailure(const absl::Status& status);
   void FailStalled();
-  void FailAll(const absl::Status& status, absl::Duration retry_after);
+  enum class Who { kAll, kUnstreamed };
+  // Returns how many.
+  int32_t Fail(Who who, const absl::Status& status, absl::Duration retry_after);
   void Deliver();
   void DeliverOne(SequenceOutput& output);
   void End(Active& active, GenerationStream::End end);
@@ -159,6 +165,8 @@ class Engine {
   std::vector<std::shared_ptr<GenerationStream>> to_notify_;
   absl::Time last_progress_;
   absl::Time retry_step_at_ = absl::InfinitePast();
+  absl::Time retry_activation_at_ = absl::InfinitePast();
+  std::string refusal_;  // of the last activation, until a step succeeds
   absl::Time last_compaction_ = absl::InfinitePast();
   int32_t step_failures_ = 0;
   bool connected_ = false;

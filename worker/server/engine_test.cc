@@ -178,6 +178,71 @@ TEST_F(EngineTest, RefusedActivationFailsRequestsWithTheHint) {
   EXPECT_TRUE(RunToEnd(*Submit(Request({1}))).end->status.ok());
 }
 
+TEST_F(EngineTest, RefusedActivationPausesStreamsAndFailsWhatHasNotBegun) {
+  memory_.GrantKv(40);
+  const auto request = Request({1, 2, 3}, 20);
+  const auto streaming = Submit(request);
+  for (int i = 0; i < 5; ++i) engine_->RunOnce();
+  auto resumed_request = Request({7, 8, 9}, 20);
+  resumed_request.output_offset = 2;
+  memory_.RevokeParameters();
+  const auto resumed = Submit(resumed_request);
+  const auto fresh = Submit(Request({4, 5}));
+  engine_->RunOnce();
+  const size_t asked = memory_.activations().size();
+  memory_.RefuseActivation("the pool is full", absl::Seconds(3));
+  RunUntilIdle();
+  Outcome failed;
+  failed.Take(*fresh);
+  ASSERT_TRUE(failed.end.has_value());
+  EXPECT_EQ(failed.end->status.code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(failed.end->retry_after, absl::Seconds(3));
+  EXPECT_EQ(engine_->Stats().running, 0);
+  EXPECT_EQ(engine_->Stats().waiting, 2);
+  EXPECT_EQ(engine_->Stats().blocks_used, 0) << "others could use its KV meanwhile";
+  EXPECT_EQ(memory_.activations().size(), asked);
+  clock_.Advance(absl::Seconds(3));
+  RunUntilIdle();
+  EXPECT_GT(memory_.activations().size(), asked);
+
+  memory_.RestoreParameters();
+  const Outcome outcome = RunToEnd(*streaming);
+  EXPECT_TRUE(outcome.end->status.ok()) << outcome.end->status;
+  EXPECT_EQ(outcome.tokens, Expected(request));
+  EXPECT_EQ(outcome.end->usage.preemptions, 1);
+  EXPECT_TRUE(RunToEnd(*resumed).end->status.ok());
+}
+
+TEST_F(EngineTest, StreamsPauseForTheStallTimeoutAtMost) {
+  memory_.GrantKv(40);
+  const auto stream = Submit(Request({1, 2, 3}, 20));
+  for (int i = 0; i < 5; ++i) engine_->RunOnce();
+  memory_.RevokeParameters();
+  Outcome outcome;
+  absl::Duration waited;
+  for (; !outcome.end.has_value(); waited += absl::Seconds(1)) {
+    ASSERT_LE(waited, options_.stall_timeout);
+    memory_.RefuseActivation("the pool is full", absl::Seconds(2));
+    engine_->RunOnce();
+    outcome.Take(*stream);
+    clock_.Advance(absl::Seconds(1));
+  }
+  EXPECT_GE(waited, options_.stall_timeout);
+  EXPECT_EQ(outcome.end->status.code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(std::string(outcome.end->status.message()),
+              HasSubstr("the broker refused them: the pool is full"));
+}
+
+TEST_F(EngineTest, ANewRequestAsksAtOnceAfterARefusal) {
+  memory_.RevokeParameters();
+  RunUntilIdle();
+  memory_.RefuseActivation("the pool is full", absl::Seconds(3));
+  RunUntilIdle();
+  const auto stream = Submit(Request({1}));
+  RunUntilIdle();
+  EXPECT_THAT(memory_.activations(), ::testing::Contains(ActivationReason::kRequest));
+}
+
 TEST_F(EngineTest, StepThatFailsAtTheGateIsRepeated) {
   memory_.GrantKv(40);
   const auto request = Request({1, 2, 3, 4, 5, 6}, 20);
