@@ -1,8 +1,20 @@
 // Executes step plans. One implementation per compute back-end (worker/compute/cpu, later cuda).
 //
-// Threads: all methods are called from the engine thread. Submit starts a step, Wait ends it; at
-// most one step is in flight. Between Wait and the next Submit nothing touches parameter or KV
-// memory: that is the step boundary at which slabs may be unmapped.
+// Pipeline: Submit starts a step behind those in flight, Wait ends the oldest one. At most
+// pipeline_depth() steps are in flight. Steps take effect in the order of their submission: a step
+// sees the KV that earlier ones write, and may be given blocks that earlier ones still read. With a
+// depth above 1 a plan may continue sequences whose last token is not known yet
+// (SequenceChunk::token_from), and Submit does not wait for the steps in flight.
+//
+// Memory: a runner touches parameter and KV memory only for steps in flight, and of KV memory only
+// the blocks in their plans. When none is in flight nothing touches it: that is the boundary at
+// which slabs may be unmapped and blocks copied by others. Slabs may be mapped at any time.
+//
+// Failure: if Wait returns an error, the steps submitted after that one are void: whatever Wait
+// returns for them does not count, and each is waited for before the next Submit. No token of a
+// failed or void step counts, and the KV it was to write must be written again before it is read.
+//
+// Threads: all methods are called from one thread at a time, the engine's.
 #ifndef PALIMPSEST_WORKER_CORE_MODEL_RUNNER_H_
 #define PALIMPSEST_WORKER_CORE_MODEL_RUNNER_H_
 
@@ -35,15 +47,22 @@ struct ModelMemory {
   Bytes kv_block_bytes;
 };
 
+// One step runs while the next is prepared; more would only delay what depends on the tokens.
+inline constexpr int kMaxPipelineDepth = 2;
+
 class ModelRunner {
  public:
   virtual ~ModelRunner() = default;
 
-  // Starts a step. Fails only on a plan that breaks step_plan.h's contract.
+  // Steps that may be in flight: from 1 to kMaxPipelineDepth; never changes.
+  virtual int pipeline_depth() const { return 1; }
+
+  // Starts a step. Fails only on a plan that breaks step_plan.h's contract or if pipeline_depth()
+  // steps are in flight; no step has been started then, and those in flight are unharmed. What goes
+  // wrong otherwise (a stage that does not come) is reported by Wait.
   virtual absl::Status Submit(const StepPlan& plan) = 0;
 
-  // Blocks until the submitted step is done. On error no token of the step counts, and KV written
-  // by it must be written again before it is read.
+  // Blocks until the oldest step in flight is done. Requires that there is one.
   virtual absl::StatusOr<StepResult> Wait() = 0;
 };
 

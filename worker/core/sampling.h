@@ -31,7 +31,8 @@ struct SamplingParams {
 // What a runner needs to sample one token.
 struct SamplingRequest {
   SamplingParams params;
-  // Prompt and output so far; read only if params.repetition_penalty != 1.
+  // Prompt and output so far (but see SequenceChunk::token_from); read only if
+  // params.repetition_penalty != 1.
   absl::Span<const TokenId> history;
   // Index of the token in the output, from 0: the counter of the random stream keyed by the seed.
   int64_t output_index = 0;

@@ -1,6 +1,8 @@
 // What one engine step computes and what comes out of it: the contract between the scheduler and a
-// ModelRunner. Pure data; spans point into memory that the scheduler keeps unchanged until the
-// step's result was taken.
+// ModelRunner. Pure data.
+//
+// Ownership: a plan, and everything that its spans and pointers lead to, is read during
+// ModelRunner::Submit only. A runner copies what the step needs later.
 #ifndef PALIMPSEST_WORKER_CORE_STEP_PLAN_H_
 #define PALIMPSEST_WORKER_CORE_STEP_PLAN_H_
 
@@ -16,7 +18,8 @@ namespace palimpsest {
 
 // Consecutive tokens of one sequence: a chunk of its prompt (prefill) or its last token (decode).
 struct SequenceChunk {
-  // New tokens, in order; never empty. Their KV is written by this step.
+  // New tokens, in order; never empty. Their KV is written by this step. With `token_from` it has
+  // one entry, which only holds the place of a token that is not known yet.
   absl::Span<const TokenId> tokens;
   // Position of tokens[0], which is the number of tokens whose KV exists already.
   int32_t first_position = 0;
@@ -26,6 +29,10 @@ struct SequenceChunk {
   // Absent for a prompt chunk that is not the last one. Otherwise the token after tokens.back() is
   // sampled from that token's logits.
   const SamplingRequest* sampling = nullptr;
+  // -1: the tokens are given. Otherwise the token is the one that chunk `token_from` of the plan
+  // submitted just before this one samples; that step is in flight, the chunk is the same
+  // sequence's. `sampling->history` then ends before this token, and the runner appends it.
+  int32_t token_from = -1;
 };
 
 struct StepPlan {

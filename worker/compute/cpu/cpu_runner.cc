@@ -112,6 +112,10 @@ absl::Status CpuRunner::ValidateChunk(const SequenceChunk& chunk) const {
                                                    past - 1, " are not within the model's ",
                                                    config_.max_position));
   }
+  if (chunk.token_from >= 0) {
+    return absl::InvalidArgumentError(
+        "it continues a step in flight, of which this runner has one only");
+  }
   for (const TokenId token : chunk.tokens) {
     if (token < 0 || token >= config_.vocab_size) {
       return absl::InvalidArgumentError(
@@ -147,18 +151,44 @@ absl::Status CpuRunner::Validate(const StepPlan& plan) const {
   return absl::OkStatus();
 }
 
+void CpuRunner::CopyChunks(const StepPlan& plan) {
+  chunks_.clear();
+  block_tables_.clear();
+  histories_.clear();
+  size_t sampled = 0;
+  for (const SequenceChunk& chunk : plan.chunks) {
+    chunks_.push_back({.tokens = static_cast<int32_t>(chunk.tokens.size()),
+                       .first_position = chunk.first_position,
+                       .first_block = static_cast<int64_t>(block_tables_.size())});
+    block_tables_.insert(block_tables_.end(), chunk.block_table.begin(), chunk.block_table.end());
+    if (chunk.sampling == nullptr) continue;
+    if (++sampled > samplings_.size()) samplings_.emplace_back();
+    samplings_[sampled - 1] = *chunk.sampling;
+    if (chunk.sampling->params.repetition_penalty != 1.0f) {
+      histories_.insert(histories_.end(), chunk.sampling->history.begin(),
+                        chunk.sampling->history.end());
+    }
+  }
+  size_t first = 0;
+  for (SamplingRequest& request : absl::MakeSpan(samplings_).first(sampled)) {
+    const size_t size = request.params.repetition_penalty != 1.0f ? request.history.size() : 0;
+    request.history = absl::MakeConstSpan(histories_).subspan(first, size);
+    first += size;
+  }
+}
+
 void CpuRunner::PlanRows(const StepPlan& plan) {
-  chunks_ = plan.chunks;
+  CopyChunks(plan);
   rows_.clear();
   sampled_rows_.clear();
   sampled_chunks_.clear();
   for (size_t c = 0; c < chunks_.size(); ++c) {
-    const SequenceChunk& chunk = chunks_[c];
-    for (size_t t = 0; t < chunk.tokens.size(); ++t) {
-      rows_.push_back({chunk.tokens[t], chunk.first_position + static_cast<int32_t>(t),
-                       static_cast<int32_t>(c)});
+    const Chunk& chunk = chunks_[c];
+    for (int32_t t = 0; t < chunk.tokens; ++t) {
+      rows_.push_back(
+          {plan.chunks[c].tokens[t], chunk.first_position + t, static_cast<int32_t>(c)});
     }
-    if (chunk.sampling != nullptr) {
+    if (plan.chunks[c].sampling != nullptr) {
       sampled_rows_.push_back(static_cast<int32_t>(rows_.size()) - 1);
       sampled_chunks_.push_back(static_cast<int32_t>(c));
     }
@@ -176,7 +206,7 @@ void CpuRunner::PlanAttention() {
   rotate_in_attention_ = true;
   int32_t row = 0;
   for (size_t c = 0; c < chunks_.size(); ++c) {
-    const auto tokens = static_cast<int32_t>(chunks_[c].tokens.size());
+    const int32_t tokens = chunks_[c].tokens;
     // One item then has all tokens of a KV head, so it can write their KV itself.
     if (tokens > tile) rotate_in_attention_ = false;
     const bool together = many && tokens * config_.num_heads <= kAttentionItemRows;
@@ -354,7 +384,8 @@ void CpuRunner::RotateAndStore(int layer, int64_t row, int32_t kv_head) {
   kernels_.rotate(k, cosines, sines, half);
 
   const int32_t position = rows_[row].position;
-  const BlockId block = chunks_[rows_[row].chunk].block_table[position / block_tokens_];
+  const int64_t first_block = chunks_[rows_[row].chunk].first_block;
+  const BlockId block = block_tables_[first_block + position / block_tokens_];
   std::byte* keys = memory_.kv + int64_t{block.value()} * memory_.kv_block_bytes.count() +
                     (int64_t{2} * layer * block_tokens_ + position % block_tokens_) * token_bytes_ +
                     kv_head * dim * 2;
@@ -363,7 +394,6 @@ void CpuRunner::RotateAndStore(int layer, int64_t row, int32_t kv_head) {
 }
 
 void CpuRunner::Attend(int layer, const AttentionItem& item, int thread) {
-  const SequenceChunk& chunk = chunks_[item.chunk];
   const int64_t dim = config_.head_dim;
   AttentionTask task;
   task.kv_heads = item.kv_heads;
@@ -380,7 +410,7 @@ void CpuRunner::Attend(int layer, const AttentionItem& item, int thread) {
   task.kv = memory_.kv;
   task.block_bytes = memory_.kv_block_bytes.count();
   task.block_tokens = block_tokens_;
-  task.block_table = chunk.block_table.data();
+  task.block_table = block_tables_.data() + chunks_[item.chunk].first_block;
   task.key_offset = int64_t{2} * layer * block_tokens_ * token_bytes_ + item.kv_head * dim * 2;
   task.value_offset = task.key_offset + block_tokens_ * token_bytes_;
   task.token_bytes = token_bytes_;
@@ -426,7 +456,7 @@ void CpuRunner::RunHead(Member& member) {
       const int32_t chunk = sampled_chunks_[i];
       result_.sampled[chunk] =
           Sample(absl::MakeConstSpan(logits_.data() + i * logits_stride_, config_.vocab_size),
-                 *chunks_[chunk].sampling, thread_states_[member.thread()].sampling);
+                 samplings_[i], thread_states_[member.thread()].sampling);
     }
   });
 }

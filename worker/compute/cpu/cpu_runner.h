@@ -58,6 +58,13 @@ class CpuRunner final : public ModelRunner {
   const Kernels& kernels() const { return kernels_; }
 
  private:
+  // What the step needs of a chunk of the plan.
+  struct Chunk {
+    int32_t tokens;
+    int32_t first_position;
+    int64_t first_block;  // of its table in block_tables_
+  };
+
   // One token of the step.
   struct Row {
     TokenId token;
@@ -86,6 +93,7 @@ class CpuRunner final : public ModelRunner {
 
   absl::Status Validate(const StepPlan& plan) const;
   absl::Status ValidateChunk(const SequenceChunk& chunk) const;
+  void CopyChunks(const StepPlan& plan);
   void PlanRows(const StepPlan& plan);
   void PlanAttention();
   void ReserveBuffers();
@@ -144,7 +152,10 @@ class CpuRunner final : public ModelRunner {
   const int64_t token_bytes_;  // of the keys, or values, of one token and layer
 
   // The step in flight.
-  std::vector<SequenceChunk> chunks_;
+  std::vector<Chunk> chunks_;
+  std::vector<BlockId> block_tables_;
+  std::vector<SamplingRequest> samplings_;  // one for each of sampled_rows_; may have more entries
+  std::vector<TokenId> histories_;
   std::vector<Row> rows_;
   std::vector<AttentionItem> items_;
   std::vector<int32_t> sampled_rows_;

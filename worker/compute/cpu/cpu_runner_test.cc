@@ -294,6 +294,38 @@ TEST(CpuRunner, OnlySampledChunksHaveResults) {
   EXPECT_TRUE(bench.runner().Wait().ok());
 }
 
+TEST(CpuRunner, PlanIsReadDuringSubmitOnly) {
+  std::mt19937 random(8);
+  const ModelConfig config = RandomConfig(random);
+  const TestModel model(config, 1);
+  Bench bench(model, 2, 16, 2);
+  const Sequence s = bench.Open(RandomTokens(config, 20, random));
+  SamplingRequest request;
+  request.params.repetition_penalty = 3;
+  request.params.stop = {"text"};
+  std::vector<TokenId> sampled;
+  for (const bool spoil : {false, true}) {
+    std::vector<TokenId> tokens = s.tokens, history = s.tokens;
+    std::vector<BlockId> blocks = s.blocks;
+    auto own = std::make_unique<SamplingRequest>(request);
+    own->history = history;
+    StepPlan plan;
+    plan.chunks.push_back({tokens, 0, blocks, own.get()});
+    ASSERT_TRUE(bench.runner().Submit(plan).ok());
+    if (spoil) {
+      plan.chunks.clear();
+      own.reset();
+      std::fill(blocks.begin(), blocks.end(), BlockId(0));
+      std::fill(tokens.begin(), tokens.end(), 0);
+      std::fill(history.begin(), history.end(), 0);
+    }
+    const auto result = bench.runner().Wait();
+    ASSERT_TRUE(result.ok());
+    sampled.push_back(result->sampled[0]->token);
+  }
+  EXPECT_EQ(sampled[0], sampled[1]);
+}
+
 class PlanContract : public ::testing::Test {
  protected:
   PlanContract() : model_(Config(), 1), bench_(model_, 1, 16, 1) {}
@@ -332,6 +364,12 @@ TEST_F(PlanContract, BrokenPlansAreRefused) {
   EXPECT_THAT(Submit({1}, 47, {kNull, kNull, c}).message(), HasSubstr("block 1"));
   EXPECT_TRUE(Submit({1}, 47, {kNull, b, c}).ok());
   EXPECT_FALSE(bench_.runner().Submit(StepPlan{}).ok());
+  const std::vector<TokenId> token = {1};
+  const std::vector<BlockId> table = {a};
+  StepPlan early;
+  early.chunks.push_back(
+      {.tokens = token, .first_position = 1, .block_table = table, .token_from = 0});
+  EXPECT_THAT(bench_.runner().Submit(early).message(), HasSubstr("in flight"));
   EXPECT_EQ(bench_.runner().Wait().status().code(), absl::StatusCode::kFailedPrecondition);
 }
 
