@@ -1,0 +1,629 @@
+#include "common/cuda/testing/fake_driver.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <map>
+#include <memory>
+#include <set>
+#include <thread>
+#include <utility>
+
+#include "absl/base/thread_annotations.h"
+#include "common/fd.h"
+#include "common/mutex.h"
+
+namespace palimpsest {
+namespace {
+
+constexpr CUdevice kDevice = 0;
+// A memory file sealed like this is "GPU memory"; others cannot be imported.
+constexpr int kSeals = F_SEAL_GROW | F_SEAL_SHRINK | F_SEAL_SEAL;
+
+// Counts as used while anything of this process refers to it.
+struct Memory {
+  UniqueFd file;
+  size_t size = 0;
+  bool created_here = false;
+};
+using MemoryPtr = std::shared_ptr<Memory>;
+
+struct Event {
+  // Of the last record: done when the stream has come that far.
+  std::shared_ptr<Notification> done;
+};
+
+}  // namespace
+
+// In order, on a thread of its own.
+class FakeStream {
+ public:
+  FakeStream();
+  ~FakeStream();
+  void Submit(std::function<void()> work);
+  void Synchronize();
+
+ private:
+  void Run();
+
+  Mutex mu_;
+  CondVar changed_;
+  std::deque<std::function<void()>> work_ ABSL_GUARDED_BY(mu_);
+  bool busy_ ABSL_GUARDED_BY(mu_) = false;
+  bool ending_ ABSL_GUARDED_BY(mu_) = false;
+  std::thread thread_;
+};
+
+namespace {
+
+struct State {
+  Mutex mu;
+  CondVar changed;
+  Bytes total ABSL_GUARDED_BY(mu) = GiB(64);
+  std::map<CUmemGenericAllocationHandle, MemoryPtr> handles ABSL_GUARDED_BY(mu);
+  CUmemGenericAllocationHandle next_handle ABSL_GUARDED_BY(mu) = 1;
+  std::map<CUdeviceptr, size_t> ranges ABSL_GUARDED_BY(mu);
+  std::map<CUdeviceptr, MemoryPtr> mappings ABSL_GUARDED_BY(mu);
+  std::map<void*, size_t> registered ABSL_GUARDED_BY(mu);
+  bool paused ABSL_GUARDED_BY(mu) = false;
+  int corrupt ABSL_GUARDED_BY(mu) = 0;
+  std::map<std::string, FakeCuda::Kernel> kernels ABSL_GUARDED_BY(mu);
+};
+
+State& TheState() {
+  static State* const state = new State;
+  return *state;
+}
+
+thread_local CUcontext current_context = nullptr;
+CUcontext TheContext() { return reinterpret_cast<CUcontext>(&TheState()); }
+bool NoContext() { return current_context == nullptr; }
+
+size_t InUseLocked(State& state) ABSL_EXCLUSIVE_LOCKS_REQUIRED(state.mu) {
+  std::set<MemoryPtr> all;
+  for (const auto& [handle, memory] : state.handles) all.insert(memory);
+  for (const auto& [address, memory] : state.mappings) all.insert(memory);
+  size_t size = 0;
+  for (const MemoryPtr& memory : all) size += memory->created_here ? memory->size : 0;
+  return size;
+}
+
+// Devices and contexts.
+
+CUresult Init(unsigned) { return CUDA_SUCCESS; }
+CUresult GetErrorName(CUresult, const char** name) {
+  *name = "CUDA_ERROR_OF_THE_FAKE";
+  return CUDA_SUCCESS;
+}
+CUresult GetErrorString(CUresult, const char** text) {
+  *text = "raised by the test double of the driver";
+  return CUDA_SUCCESS;
+}
+CUresult DriverGetVersion(int* version) {
+  *version = CUDA_VERSION;
+  return CUDA_SUCCESS;
+}
+CUresult DeviceGetCount(int* count) {
+  *count = 1;
+  return CUDA_SUCCESS;
+}
+CUresult DeviceGet(CUdevice* device, int ordinal) {
+  if (ordinal != 0) return CUDA_ERROR_INVALID_DEVICE;
+  *device = kDevice;
+  return CUDA_SUCCESS;
+}
+CUresult DeviceGetName(char* name, int size, CUdevice) {
+  std::strncpy(name, "Fake GPU", static_cast<size_t>(size));
+  return CUDA_SUCCESS;
+}
+CUresult DeviceGetAttribute(int* value, CUdevice_attribute, CUdevice) {
+  *value = 1;
+  return CUDA_SUCCESS;
+}
+CUresult DeviceGetUuid(CUuuid* uuid, CUdevice) {
+  std::memset(uuid, 0xfa, sizeof *uuid);
+  return CUDA_SUCCESS;
+}
+CUresult DeviceTotalMem(size_t* bytes, CUdevice) {
+  MutexLock lock(&TheState().mu);
+  *bytes = static_cast<size_t>(TheState().total.count());
+  return CUDA_SUCCESS;
+}
+CUresult PrimaryCtxRetain(CUcontext* context, CUdevice) {
+  *context = TheContext();
+  return CUDA_SUCCESS;
+}
+CUresult PrimaryCtxRelease(CUdevice) { return CUDA_SUCCESS; }
+CUresult PrimaryCtxSetFlags(CUdevice, unsigned) { return CUDA_SUCCESS; }
+CUresult CtxSetCurrent(CUcontext context) {
+  current_context = context;
+  return CUDA_SUCCESS;
+}
+CUresult CtxGetCurrent(CUcontext* context) {
+  *context = current_context;
+  return CUDA_SUCCESS;
+}
+CUresult MemGetInfo(size_t* free, size_t* total) {
+  if (NoContext()) return CUDA_ERROR_INVALID_CONTEXT;
+  State& state = TheState();
+  MutexLock lock(&state.mu);
+  *total = static_cast<size_t>(state.total.count());
+  *free = *total - InUseLocked(state);
+  return CUDA_SUCCESS;
+}
+
+// Virtual memory management.
+
+CUresult MemCreate(CUmemGenericAllocationHandle* handle, size_t size,
+                   const CUmemAllocationProp* properties, unsigned long long) {
+  const auto granularity = static_cast<size_t>(FakeCuda::kGranularity.count());
+  if (size == 0 || size % granularity != 0 ||
+      properties->location.type != CU_MEM_LOCATION_TYPE_DEVICE || properties->location.id != 0) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  auto memory = std::make_shared<Memory>();
+  memory->file = UniqueFd(::memfd_create("fake-gpu-memory", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  if (!memory->file.valid() || ::ftruncate(memory->file.get(), static_cast<off_t>(size)) != 0 ||
+      ::fcntl(memory->file.get(), F_ADD_SEALS, kSeals) != 0) {
+    return CUDA_ERROR_OPERATING_SYSTEM;
+  }
+  memory->size = size;
+  memory->created_here = true;
+  State& state = TheState();
+  MutexLock lock(&state.mu);
+  if (InUseLocked(state) + size > static_cast<size_t>(state.total.count())) {
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  }
+  *handle = state.next_handle++;
+  state.handles[*handle] = std::move(memory);
+  return CUDA_SUCCESS;
+}
+
+CUresult MemRelease(CUmemGenericAllocationHandle handle) {
+  MemoryPtr memory;  // closed after the lock
+  MutexLock lock(&TheState().mu);
+  const auto found = TheState().handles.find(handle);
+  if (found == TheState().handles.end()) return CUDA_ERROR_INVALID_VALUE;
+  memory = std::move(found->second);
+  TheState().handles.erase(found);
+  return CUDA_SUCCESS;
+}
+
+CUresult MemExport(void* descriptor, CUmemGenericAllocationHandle handle, CUmemAllocationHandleType,
+                   unsigned long long) {
+  MutexLock lock(&TheState().mu);
+  const auto found = TheState().handles.find(handle);
+  if (found == TheState().handles.end() || !found->second->created_here) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  const int copy = ::fcntl(found->second->file.get(), F_DUPFD, 0);
+  if (copy < 0) return CUDA_ERROR_OPERATING_SYSTEM;
+  *static_cast<int*>(descriptor) = copy;
+  return CUDA_SUCCESS;
+}
+
+CUresult MemImport(CUmemGenericAllocationHandle* handle, void* descriptor,
+                   CUmemAllocationHandleType) {
+  const int fd = static_cast<int>(reinterpret_cast<intptr_t>(descriptor));
+  struct stat file = {};
+  if (::fstat(fd, &file) != 0 || ::fcntl(fd, F_GET_SEALS) != kSeals) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  auto memory = std::make_shared<Memory>();
+  memory->file = UniqueFd(::fcntl(fd, F_DUPFD_CLOEXEC, 0));
+  memory->size = static_cast<size_t>(file.st_size);
+  MutexLock lock(&TheState().mu);
+  *handle = TheState().next_handle++;
+  TheState().handles[*handle] = std::move(memory);
+  return CUDA_SUCCESS;
+}
+
+CUresult MemGetProperties(CUmemAllocationProp* properties, CUmemGenericAllocationHandle handle) {
+  MutexLock lock(&TheState().mu);
+  if (!TheState().handles.contains(handle)) return CUDA_ERROR_INVALID_VALUE;
+  *properties = {};
+  properties->type = CU_MEM_ALLOCATION_TYPE_PINNED;
+  properties->requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+  properties->location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = 0};
+  return CUDA_SUCCESS;
+}
+
+CUresult MemGetGranularity(size_t* granularity, const CUmemAllocationProp*,
+                           CUmemAllocationGranularity_flags) {
+  *granularity = static_cast<size_t>(FakeCuda::kGranularity.count());
+  return CUDA_SUCCESS;
+}
+
+void* Pointer(CUdeviceptr address) { return reinterpret_cast<void*>(address); }
+
+CUresult AddressReserve(CUdeviceptr* address, size_t size, size_t, CUdeviceptr,
+                        unsigned long long) {
+  void* const range =
+      ::mmap(nullptr, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (range == MAP_FAILED) return CUDA_ERROR_OUT_OF_MEMORY;
+  *address = reinterpret_cast<CUdeviceptr>(range);
+  MutexLock lock(&TheState().mu);
+  TheState().ranges[*address] = size;
+  return CUDA_SUCCESS;
+}
+
+CUresult AddressFree(CUdeviceptr address, size_t size) {
+  State& state = TheState();
+  MutexLock lock(&state.mu);
+  const auto mapped = state.mappings.lower_bound(address);
+  if (state.ranges.count(address) == 0 || state.ranges[address] != size ||
+      (mapped != state.mappings.end() && mapped->first < address + size)) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  state.ranges.erase(address);
+  ::munmap(Pointer(address), size);
+  return CUDA_SUCCESS;
+}
+
+// Whether [address, address + size) is inside one reserved range.
+bool Reserved(State& state, CUdeviceptr address, size_t size)
+    ABSL_EXCLUSIVE_LOCKS_REQUIRED(state.mu) {
+  auto range = state.ranges.upper_bound(address);
+  if (range == state.ranges.begin()) return false;
+  --range;
+  return address + size <= range->first + range->second;
+}
+
+// The mappings that cover exactly [address, address + size); empty if they do not.
+std::map<CUdeviceptr, MemoryPtr> Covering(State& state, CUdeviceptr address, size_t size)
+    ABSL_EXCLUSIVE_LOCKS_REQUIRED(state.mu) {
+  std::map<CUdeviceptr, MemoryPtr> covering;
+  CUdeviceptr at = address;
+  while (at < address + size) {
+    const auto mapping = state.mappings.find(at);
+    if (mapping == state.mappings.end()) return {};
+    covering.insert(*mapping);
+    at += mapping->second->size;
+  }
+  if (at != address + size) covering.clear();
+  return covering;
+}
+
+CUresult MemMap(CUdeviceptr address, size_t size, size_t offset,
+                CUmemGenericAllocationHandle handle, unsigned long long) {
+  State& state = TheState();
+  MutexLock lock(&state.mu);
+  const auto found = state.handles.find(handle);
+  if (found == state.handles.end() || offset != 0 || size != found->second->size ||
+      !Reserved(state, address, size)) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  const auto after = state.mappings.lower_bound(address);
+  if (after != state.mappings.end() && after->first < address + size) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  if (after != state.mappings.begin()) {
+    const auto before = std::prev(after);
+    if (before->first + before->second->size > address) return CUDA_ERROR_INVALID_VALUE;
+  }
+  state.mappings[address] = found->second;
+  return CUDA_SUCCESS;
+}
+
+CUresult MemSetAccess(CUdeviceptr address, size_t size, const CUmemAccessDesc* access,
+                      size_t count) {
+  if (count != 1 || access->location.type != CU_MEM_LOCATION_TYPE_DEVICE) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  State& state = TheState();
+  MutexLock lock(&state.mu);
+  const auto covering = Covering(state, address, size);
+  if (covering.empty()) return CUDA_ERROR_INVALID_VALUE;
+  for (const auto& [at, memory] : covering) {
+    if (::mmap(Pointer(at), memory->size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED,
+               memory->file.get(), 0) == MAP_FAILED) {
+      return CUDA_ERROR_OPERATING_SYSTEM;
+    }
+  }
+  return CUDA_SUCCESS;
+}
+
+CUresult MemUnmap(CUdeviceptr address, size_t size) {
+  std::map<CUdeviceptr, MemoryPtr> covering;  // closed after the lock
+  State& state = TheState();
+  MutexLock lock(&state.mu);
+  covering = Covering(state, address, size);
+  if (covering.empty()) return CUDA_ERROR_INVALID_VALUE;
+  for (const auto& [at, memory] : covering) state.mappings.erase(at);
+  ::mmap(Pointer(address), size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED,
+         -1, 0);
+  return CUDA_SUCCESS;
+}
+
+// Host memory.
+
+CUresult MemHostRegister(void* address, size_t size, unsigned flags) {
+  if (NoContext()) return CUDA_ERROR_INVALID_CONTEXT;
+  // A read-only mapping of a sealed file registers only as such.
+  if ((flags & CU_MEMHOSTREGISTER_READ_ONLY) == 0) return CUDA_ERROR_NOT_PERMITTED;
+  MutexLock lock(&TheState().mu);
+  if (!TheState().registered.emplace(address, size).second) {
+    return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
+  }
+  return CUDA_SUCCESS;
+}
+CUresult MemHostUnregister(void* address) {
+  MutexLock lock(&TheState().mu);
+  return TheState().registered.erase(address) == 1 ? CUDA_SUCCESS
+                                                   : CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
+}
+CUresult MemHostAlloc(void** address, size_t size, unsigned) {
+  if (NoContext()) return CUDA_ERROR_INVALID_CONTEXT;
+  *address = std::calloc(1, size);
+  return *address == nullptr ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
+}
+CUresult MemFreeHost(void* address) {
+  std::free(address);
+  return CUDA_SUCCESS;
+}
+
+// Streams and events.
+
+FakeStream* StreamOf(CUstream stream) { return reinterpret_cast<FakeStream*>(stream); }
+Event* EventOf(CUevent event) { return reinterpret_cast<Event*>(event); }
+
+CUresult Submit(CUstream stream, std::function<void()> work) {
+  if (NoContext()) return CUDA_ERROR_INVALID_CONTEXT;
+  if (stream == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+  StreamOf(stream)->Submit(std::move(work));
+  return CUDA_SUCCESS;
+}
+
+CUresult StreamCreate(CUstream* stream, unsigned, int) {
+  if (NoContext()) return CUDA_ERROR_INVALID_CONTEXT;
+  *stream = reinterpret_cast<CUstream>(new FakeStream);
+  return CUDA_SUCCESS;
+}
+CUresult StreamDestroy(CUstream stream) {
+  delete StreamOf(stream);
+  return CUDA_SUCCESS;
+}
+CUresult StreamSynchronize(CUstream stream) {
+  if (NoContext()) return CUDA_ERROR_INVALID_CONTEXT;
+  StreamOf(stream)->Synchronize();
+  return CUDA_SUCCESS;
+}
+CUresult StreamWaitEvent(CUstream stream, CUevent event, unsigned) {
+  const std::shared_ptr<Notification> done = EventOf(event)->done;
+  if (done == nullptr) return CUDA_SUCCESS;
+  return Submit(stream, [done] { done->WaitForNotification(); });
+}
+CUresult EventCreate(CUevent* event, unsigned) {
+  if (NoContext()) return CUDA_ERROR_INVALID_CONTEXT;
+  *event = reinterpret_cast<CUevent>(new Event);
+  return CUDA_SUCCESS;
+}
+CUresult EventDestroy(CUevent event) {
+  delete EventOf(event);
+  return CUDA_SUCCESS;
+}
+CUresult EventRecord(CUevent event, CUstream stream) {
+  auto done = std::make_shared<Notification>();
+  EventOf(event)->done = done;
+  return Submit(stream, [done] { done->Notify(); });
+}
+CUresult EventQuery(CUevent event) {
+  const std::shared_ptr<Notification> done = EventOf(event)->done;
+  return done == nullptr || done->HasBeenNotified() ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+}
+CUresult EventSynchronize(CUevent event) {
+  if (const std::shared_ptr<Notification> done = EventOf(event)->done; done != nullptr) {
+    done->WaitForNotification();
+  }
+  return CUDA_SUCCESS;
+}
+
+CUresult MemcpyHtoD(CUdeviceptr to, const void* from, size_t size, CUstream stream) {
+  return Submit(stream, [to, from, size] {
+    std::memcpy(Pointer(to), from, size);
+    MutexLock lock(&TheState().mu);
+    if (TheState().corrupt > 0 && --TheState().corrupt == 0) {
+      auto* const first = static_cast<unsigned char*>(Pointer(to));
+      *first = static_cast<unsigned char>(~*first);
+    }
+  });
+}
+CUresult MemcpyDtoH(void* to, CUdeviceptr from, size_t size, CUstream stream) {
+  return Submit(stream, [to, from, size] { std::memcpy(to, Pointer(from), size); });
+}
+CUresult MemcpyDtoD(CUdeviceptr to, CUdeviceptr from, size_t size, CUstream stream) {
+  return Submit(stream, [to, from, size] { std::memmove(Pointer(to), Pointer(from), size); });
+}
+CUresult MemsetD32(CUdeviceptr to, unsigned value, size_t count, CUstream stream) {
+  return Submit(stream, [to, value, count] {
+    auto* const words = static_cast<unsigned*>(Pointer(to));
+    std::fill(words, words + count, value);
+  });
+}
+
+// Kernels.
+
+CUresult ModuleLoad(CUmodule* module, const void*) {
+  if (NoContext()) return CUDA_ERROR_INVALID_CONTEXT;
+  *module = reinterpret_cast<CUmodule>(&TheState());
+  return CUDA_SUCCESS;
+}
+CUresult ModuleUnload(CUmodule) { return CUDA_SUCCESS; }
+CUresult ModuleGetFunction(CUfunction* function, CUmodule, const char* name) {
+  MutexLock lock(&TheState().mu);
+  const auto kernel = TheState().kernels.find(name);
+  if (kernel == TheState().kernels.end()) return CUDA_ERROR_NOT_FOUND;
+  *function = reinterpret_cast<CUfunction>(&kernel->second);
+  return CUDA_SUCCESS;
+}
+CUresult LaunchKernel(CUfunction function, unsigned, unsigned, unsigned, unsigned, unsigned,
+                      unsigned, unsigned, CUstream stream, void** parameters, void**) {
+  return Submit(stream, (*reinterpret_cast<FakeCuda::Kernel*>(function))(parameters));
+}
+
+void AwaitRunning() {
+  State& state = TheState();
+  MutexLock lock(&state.mu);
+  while (state.paused) state.changed.Wait(&state.mu);
+}
+
+CudaDriver MakeTable() {
+  CudaDriver t;
+  t.cuInit = Init;
+  t.cuGetErrorName = GetErrorName;
+  t.cuGetErrorString = GetErrorString;
+  t.cuDriverGetVersion = DriverGetVersion;
+  t.cuDeviceGetCount = DeviceGetCount;
+  t.cuDeviceGet = DeviceGet;
+  t.cuDeviceGetName = DeviceGetName;
+  t.cuDeviceGetAttribute = DeviceGetAttribute;
+  t.cuDeviceGetUuid = DeviceGetUuid;
+  t.cuDeviceTotalMem = DeviceTotalMem;
+  t.cuDevicePrimaryCtxRetain = PrimaryCtxRetain;
+  t.cuDevicePrimaryCtxRelease = PrimaryCtxRelease;
+  t.cuDevicePrimaryCtxSetFlags = PrimaryCtxSetFlags;
+  t.cuCtxSetCurrent = CtxSetCurrent;
+  t.cuCtxGetCurrent = CtxGetCurrent;
+  t.cuMemGetInfo = MemGetInfo;
+  t.cuMemCreate = MemCreate;
+  t.cuMemRelease = MemRelease;
+  t.cuMemExportToShareableHandle = MemExport;
+  t.cuMemImportFromShareableHandle = MemImport;
+  t.cuMemGetAllocationPropertiesFromHandle = MemGetProperties;
+  t.cuMemGetAllocationGranularity = MemGetGranularity;
+  t.cuMemAddressReserve = AddressReserve;
+  t.cuMemAddressFree = AddressFree;
+  t.cuMemMap = MemMap;
+  t.cuMemUnmap = MemUnmap;
+  t.cuMemSetAccess = MemSetAccess;
+  t.cuMemHostRegister = MemHostRegister;
+  t.cuMemHostUnregister = MemHostUnregister;
+  t.cuMemHostAlloc = MemHostAlloc;
+  t.cuMemFreeHost = MemFreeHost;
+  t.cuMemcpyHtoDAsync = MemcpyHtoD;
+  t.cuMemcpyDtoHAsync = MemcpyDtoH;
+  t.cuMemcpyDtoDAsync = MemcpyDtoD;
+  t.cuMemsetD32Async = MemsetD32;
+  t.cuStreamCreateWithPriority = StreamCreate;
+  t.cuStreamDestroy = StreamDestroy;
+  t.cuStreamSynchronize = StreamSynchronize;
+  t.cuStreamWaitEvent = StreamWaitEvent;
+  t.cuEventCreate = EventCreate;
+  t.cuEventDestroy = EventDestroy;
+  t.cuEventRecord = EventRecord;
+  t.cuEventQuery = EventQuery;
+  t.cuEventSynchronize = EventSynchronize;
+  t.cuModuleLoadData = ModuleLoad;
+  t.cuModuleUnload = ModuleUnload;
+  t.cuModuleGetFunction = ModuleGetFunction;
+  t.cuLaunchKernel = LaunchKernel;
+  return t;
+}
+
+}  // namespace
+
+FakeStream::FakeStream() : thread_([this] { Run(); }) {}
+
+FakeStream::~FakeStream() {
+  {
+    MutexLock lock(&mu_);
+    ending_ = true;
+    changed_.SignalAll();
+  }
+  thread_.join();
+}
+
+void FakeStream::Submit(std::function<void()> work) {
+  MutexLock lock(&mu_);
+  work_.push_back(std::move(work));
+  changed_.SignalAll();
+}
+
+void FakeStream::Synchronize() {
+  MutexLock lock(&mu_);
+  while (busy_ || !work_.empty()) changed_.Wait(&mu_);
+}
+
+void FakeStream::Run() {
+  while (true) {
+    std::function<void()> work;
+    {
+      MutexLock lock(&mu_);
+      busy_ = false;
+      changed_.SignalAll();
+      while (work_.empty() && !ending_) changed_.Wait(&mu_);
+      if (work_.empty()) return;
+      work = std::move(work_.front());
+      work_.pop_front();
+      busy_ = true;
+    }
+    AwaitRunning();
+    work();
+  }
+}
+
+const CudaDriver& FakeCudaDriver() {
+  static const CudaDriver table = MakeTable();
+  return table;
+}
+
+void FakeCuda::Reset() {
+  SetMemory(GiB(64));
+  CorruptCopy(0);
+  Resume();
+}
+
+void FakeCuda::SetMemory(Bytes total) {
+  MutexLock lock(&TheState().mu);
+  TheState().total = total;
+}
+
+Bytes FakeCuda::InUse() {
+  State& state = TheState();
+  MutexLock lock(&state.mu);
+  return Bytes(static_cast<int64_t>(InUseLocked(state)));
+}
+
+size_t FakeCuda::Handles() {
+  MutexLock lock(&TheState().mu);
+  return TheState().handles.size();
+}
+
+size_t FakeCuda::Mappings() {
+  MutexLock lock(&TheState().mu);
+  return TheState().mappings.size();
+}
+
+size_t FakeCuda::Registered() {
+  MutexLock lock(&TheState().mu);
+  return TheState().registered.size();
+}
+
+void FakeCuda::Pause() {
+  MutexLock lock(&TheState().mu);
+  TheState().paused = true;
+}
+
+void FakeCuda::Resume() {
+  MutexLock lock(&TheState().mu);
+  TheState().paused = false;
+  TheState().changed.SignalAll();
+}
+
+void FakeCuda::CorruptCopy(int count) {
+  MutexLock lock(&TheState().mu);
+  TheState().corrupt = count;
+}
+
+void FakeCuda::RegisterKernel(const std::string& name, Kernel kernel) {
+  MutexLock lock(&TheState().mu);
+  TheState().kernels[name] = std::move(kernel);
+}
+
+}  // namespace palimpsest

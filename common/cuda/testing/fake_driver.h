@@ -1,0 +1,57 @@
+// TEST DOUBLE of the CUDA driver: a table of functions that keeps "GPU memory" in memory files and
+// runs streams on threads, so that everything built on the table can be tested, over several
+// processes too, on machines without a GPU. It proves nothing about speed, about kernels or about
+// what a real driver does; tools/gpu-check runs the same code on a GPU.
+//
+// What it imitates, because callers depend on it: an allocation lives as long as a handle, a
+// mapping or a descriptor of it; imported handles cannot be exported; whole allocations are mapped
+// and unmapped; memory is accessible after cuMemSetAccess only (before, an access is a SIGSEGV);
+// streams are in order and asynchronous; calls that need a context fail without one.
+//
+// One device, "Fake GPU", for the whole process. Thread-safe.
+#ifndef PALIMPSEST_COMMON_CUDA_TESTING_FAKE_DRIVER_H_
+#define PALIMPSEST_COMMON_CUDA_TESTING_FAKE_DRIVER_H_
+
+#include <cstddef>
+#include <functional>
+#include <string>
+
+#include "common/bytes.h"
+#include "common/cuda/driver.h"
+
+namespace palimpsest {
+
+const CudaDriver& FakeCudaDriver();
+
+// What a test may ask for and interfere with. State of the process: Reset before a test that
+// counts.
+class FakeCuda {
+ public:
+  static constexpr Bytes kGranularity = MiB(2);
+
+  // Streams run, no failures, no limit. Handles and mappings stay.
+  static void Reset();
+
+  // Memory that cuMemCreate hands out in this process; OUT_OF_MEMORY beyond it.
+  static void SetMemory(Bytes total);
+  // Created by this process and still reachable from it: a handle or a mapping.
+  static Bytes InUse();
+  static size_t Handles();
+  static size_t Mappings();
+  static size_t Registered();  // host ranges
+
+  // No stream executes anything until Resume.
+  static void Pause();
+  static void Resume();
+
+  // Inverts the first byte of the `count`-th (from 1) host-to-device copy that starts from now on.
+  static void CorruptCopy(int count);
+
+  // Kernels by name: called at launch with the parameters, returns what the stream runs.
+  using Kernel = std::function<std::function<void()>(void** parameters)>;
+  static void RegisterKernel(const std::string& name, Kernel kernel);
+};
+
+}  // namespace palimpsest
+
+#endif  // PALIMPSEST_COMMON_CUDA_TESTING_FAKE_DRIVER_H_
