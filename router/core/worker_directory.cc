@@ -76,6 +76,9 @@ uint64_t WorkerDirectory::BeginPoll(WorkerId) { return ++polls_; }
 
 void WorkerDirectory::EndPoll(WorkerId id, uint64_t poll, const PollResult& result) {
   Worker& worker = At(id);
+  const bool answered = result.answered_at > absl::InfinitePast();
+  worker.unanswered = answered ? 0 : worker.unanswered + 1;
+  worker.answered_at = std::max(worker.answered_at, result.answered_at);
   if (poll < worker.stale_below || poll <= worker.newest_poll) return;
   worker.newest_poll = poll;
   worker.healthy = result.status.ok();
@@ -83,6 +86,11 @@ void WorkerDirectory::EndPoll(WorkerId id, uint64_t poll, const PollResult& resu
   if (!result.status.ok()) return;
   worker.load = result.load;
   if (worker.drain_calls == 0) worker.draining = result.draining;
+}
+
+absl::Time WorkerDirectory::SilentSince(WorkerId id) const {
+  const Worker& worker = workers_.at(id.value());
+  return worker.unanswered < 2 ? absl::InfiniteFuture() : worker.answered_at;
 }
 
 void WorkerDirectory::BeginDrain(WorkerId id) {

@@ -15,6 +15,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "router/core/placement.h"
 
@@ -39,6 +40,8 @@ struct WorkerView {
 // What one poll of a worker found. `draining` is the worker's own word.
 struct PollResult {
   absl::Status status;
+  // When the worker answered, be it that it does not serve; InfinitePast if it said nothing.
+  absl::Time answered_at = absl::InfinitePast();
   bool draining = false;
   PolledLoad load;
 };
@@ -63,6 +66,11 @@ class WorkerDirectory {
   uint64_t BeginPoll(WorkerId worker);
   void EndPoll(WorkerId worker, uint64_t poll, const PollResult& result);
 
+  // When a worker that does not answer any more answered last. InfiniteFuture while it answers:
+  // fewer than two polls in a row got nothing (one may have been lost while the router itself did
+  // not run).
+  absl::Time SilentSince(WorkerId worker) const;
+
   // From BeginDrain on the worker is not chosen. It returns to service when a poll that began after
   // EndDrain finds a worker that does not drain: another process at the same address.
   void BeginDrain(WorkerId worker);
@@ -84,6 +92,8 @@ class WorkerDirectory {
     uint64_t last_chosen = 0;
     uint64_t newest_poll = 0;  // the result applied last
     uint64_t stale_below = 0;  // results of polls before this one are ignored
+    int32_t unanswered = 0;    // polls in a row
+    absl::Time answered_at = absl::InfinitePast();
     std::string problem = "not checked yet";
   };
 

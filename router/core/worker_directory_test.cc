@@ -84,6 +84,22 @@ TEST(WorkerDirectory, DrainedWorkerReturnsOnlyAsAnotherProcess) {
   EXPECT_TRUE(directory.Choose("beta", "m", {}, {}).ok());
 }
 
+TEST(WorkerDirectory, AWorkerIsSilentAfterTwoPollsWithoutAnyAnswer) {
+  WorkerDirectory directory = Directory();
+  const WorkerId id(0);
+  const absl::Time t0 = absl::UnixEpoch();
+  const PollResult nothing{absl::UnavailableError("deadline exceeded")};
+  Poll(directory, 0, {.answered_at = t0});
+  Poll(directory, 0, nothing);
+  EXPECT_EQ(directory.SilentSince(id), absl::InfiniteFuture());
+  Poll(directory, 0, nothing);
+  EXPECT_EQ(directory.SilentSince(id), t0);
+  // A worker that waits for its broker does not serve, but its streams go on.
+  Poll(directory, 0, {absl::UnavailableError("it does not serve"), t0 + absl::Seconds(9)});
+  EXPECT_EQ(directory.SilentSince(id), absl::InfiniteFuture());
+  EXPECT_FALSE(directory.List()[0].healthy);
+}
+
 TEST(WorkerDirectory, AListOfOneTenantHoldsNobodyElse) {
   WorkerDirectory directory = Directory();
   for (const WorkerView& view : directory.ListTenant("alpha")) {

@@ -61,6 +61,15 @@ class GenerateCall::Attempt final : public grpc::ClientReadReactor<v1::WorkerGen
 
   void Cancel() { context_.TryCancel(); }
 
+  // Cancels, and ends as an attempt whose worker is gone.
+  void Leave(absl::Status reason) {
+    {
+      MutexLock lock(&mutex_);
+      left_ = std::move(reason);
+    }
+    context_.TryCancel();
+  }
+
   void OnReadDone(bool ok) override {
     if (ok) {
       call_->OnWorkerMessage(*this, message_);
@@ -72,7 +81,14 @@ class GenerateCall::Attempt final : public grpc::ClientReadReactor<v1::WorkerGen
   void OnDone(const grpc::Status& status) override {
     const std::shared_ptr<Attempt> self = std::move(self_);
     call_->router_.workers.Finished(worker_);
-    call_->OnAttemptDone({FromGrpcStatus(status), RetryAfterOf(context_)});
+    Failure failure{FromGrpcStatus(status), RetryAfterOf(context_)};
+    {
+      MutexLock lock(&mutex_);
+      if (!left_.ok() && status.error_code() == grpc::StatusCode::CANCELLED) {
+        failure.status = std::move(left_);
+      }
+    }
+    call_->OnAttemptDone(std::move(failure));
   }
 
  private:
@@ -82,6 +98,8 @@ class GenerateCall::Attempt final : public grpc::ClientReadReactor<v1::WorkerGen
   grpc::ClientContext context_;
   v1::WorkerGenerateRequest request_;
   v1::WorkerGenerateResponse message_;
+  Mutex mutex_;
+  absl::Status left_ ABSL_GUARDED_BY(mutex_);
 };
 
 grpc::ServerWriteReactor<v1::GenerateResponse>* GenerateCall::Start(
@@ -158,6 +176,7 @@ void GenerateCall::StartAttempt() {
     MutexLock lock(&mutex_);
     cancelled = cancelled_;
     if (!cancelled) attempt_ = attempt;
+    heard_at_ = router_.clock.Now();
   }
   if (cancelled) {
     router_.workers.Finished(*worker);
@@ -169,6 +188,7 @@ void GenerateCall::StartAttempt() {
 void GenerateCall::OnWorkerMessage(Attempt& attempt, const v1::WorkerGenerateResponse& message) {
   {
     MutexLock lock(&mutex_);
+    heard_at_ = router_.clock.Now();
     if (ended_) {  // the client has its last message; nothing should follow it
       attempt.Cancel();
       return attempt.ReadNext();
@@ -295,6 +315,19 @@ void GenerateCall::CancelIfStalled(absl::Time since) {
       {{"request", request_.request_id}, {"tenant", tenant_}});
   MutexLock lock(&context_mutex_);
   if (!context_gone_) context_->TryCancel();
+}
+
+void GenerateCall::LeaveIfSilent(absl::Time since, absl::Duration timeout) {
+  std::shared_ptr<Attempt> attempt;
+  {
+    MutexLock lock(&mutex_);
+    if (attempt_ == nullptr || heard_at_ > since) return;
+    attempt = attempt_;
+  }
+  if (router_.workers.SilentSince(attempt->worker()) > since) return;
+  attempt->Leave(absl::UnavailableError(
+      absl::StrCat("the worker has answered neither this request nor a health check for ",
+                   absl::FormatDuration(timeout))));
 }
 
 absl::Status GenerateCall::CancelledStatus() const {

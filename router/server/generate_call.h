@@ -46,6 +46,9 @@ class GenerateCall final : public grpc::ServerWriteReactor<v1::GenerateResponse>
 
   // Cancels the call if it has been writing the same message since before `since`.
   void CancelIfStalled(absl::Time since);
+  // Gives up the worker, which counts as a failed attempt, if it has neither sent a message nor
+  // answered a health check since before `since`, `timeout` ago.
+  void LeaveIfSilent(absl::Time since, absl::Duration timeout);
 
  private:
   class Attempt;
@@ -96,6 +99,7 @@ class GenerateCall final : public grpc::ServerWriteReactor<v1::GenerateResponse>
   bool ended_ ABSL_GUARDED_BY(mutex_) = false;
   std::optional<TicketId> waiting_ ABSL_GUARDED_BY(mutex_);
   std::shared_ptr<Attempt> attempt_ ABSL_GUARDED_BY(mutex_);
+  absl::Time heard_at_ ABSL_GUARDED_BY(mutex_);  // of the attempt: its start or last message
   std::shared_ptr<GenerateCall> self_;
 
   // Held while context_ is used beside the chain; never together with mutex_.

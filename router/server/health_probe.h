@@ -20,8 +20,8 @@ class HealthProbe {
  public:
   explicit HealthProbe(const std::shared_ptr<grpc::Channel>& channel) : stub_(channel) {}
 
-  // `done` gets OK if the server says SERVING; UNAVAILABLE with the reason otherwise. `context`
-  // holds the deadline and must live until then.
+  // `done` gets OK if the server says SERVING, FAILED_PRECONDITION if it answers anything else, and
+  // UNAVAILABLE if no answer comes. `context` holds the deadline and must live until then.
   void Check(grpc::ClientContext* context, std::function<void(absl::Status)> done);
 
  private:

@@ -70,6 +70,8 @@ absl::StatusOr<RouterConfig> ReadRouterConfig(YamlConfig& yaml) {
       health.Duration("interval", absl::Milliseconds(10), absl::Minutes(10), absl::Seconds(1));
   config.health_timeout =
       health.Duration("timeout", absl::Milliseconds(10), absl::Minutes(10), absl::Seconds(5));
+  config.silence_timeout =
+      health.Duration("silence_timeout", absl::Milliseconds(10), absl::Hours(1), absl::Seconds(15));
   if (root.Has("tls")) {
     ConfigReader tls = root.Map("tls");
     config.tls_certificate = tls.String("cert");

@@ -40,6 +40,9 @@ struct RouterConfig {
   absl::Duration drain_timeout;
   absl::Duration health_interval;
   absl::Duration health_timeout;
+  // A worker that has answered neither a request nor a health check for so long loses its streams
+  // to others.
+  absl::Duration silence_timeout;
   LogLevel log_level = LogLevel::kInfo;
   std::vector<TenantEntry> tenants;
 };

@@ -26,17 +26,25 @@ void CallRegistry::AwaitEmpty() {
   while (!calls_.empty()) changed_.Wait(&mutex_);
 }
 
-void CallRegistry::CancelStalled(absl::Time now, absl::Duration timeout) {
+std::vector<std::shared_ptr<GenerateCall>> CallRegistry::Calls() {
   std::vector<std::shared_ptr<GenerateCall>> calls;
-  {
-    MutexLock lock(&mutex_);
-    for (GenerateCall* call : calls_) {
-      if (std::shared_ptr<GenerateCall> alive = call->weak_from_this().lock()) {
-        calls.push_back(std::move(alive));
-      }
+  MutexLock lock(&mutex_);
+  for (GenerateCall* call : calls_) {
+    if (std::shared_ptr<GenerateCall> alive = call->weak_from_this().lock()) {
+      calls.push_back(std::move(alive));
     }
   }
-  for (const std::shared_ptr<GenerateCall>& call : calls) call->CancelIfStalled(now - timeout);
+  return calls;
+}
+
+void CallRegistry::CancelStalled(absl::Time now, absl::Duration timeout) {
+  for (const std::shared_ptr<GenerateCall>& call : Calls()) call->CancelIfStalled(now - timeout);
+}
+
+void CallRegistry::LeaveSilentWorkers(absl::Time now, absl::Duration timeout) {
+  for (const std::shared_ptr<GenerateCall>& call : Calls()) {
+    call->LeaveIfSilent(now - timeout, timeout);
+  }
 }
 
 absl::StatusOr<std::string> RouterContext::Authenticate(

@@ -8,6 +8,7 @@
 #include <memory>
 #include <string>
 #include <unordered_set>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
@@ -35,8 +36,13 @@ class CallRegistry {
 
   // Gives up calls whose client has taken nothing since before `now` - `timeout`.
   void CancelStalled(absl::Time now, absl::Duration timeout);
+  // Takes calls away from workers that have answered neither them nor a health check since before
+  // `now` - `timeout`.
+  void LeaveSilentWorkers(absl::Time now, absl::Duration timeout);
 
  private:
+  std::vector<std::shared_ptr<GenerateCall>> Calls();
+
   Mutex mutex_;
   CondVar changed_;
   std::unordered_set<GenerateCall*> calls_ ABSL_GUARDED_BY(mutex_);

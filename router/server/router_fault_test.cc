@@ -188,6 +188,61 @@ TEST_F(RouterFault, NoOtherWorkerMeansUnavailableAndSaysSo) {
   EXPECT_TRUE(NothingInFlight());
 }
 
+TEST_F(RouterFault, AStreamWhoseWorkerHangsGoesOnAtAnother) {
+  CuttableProxy proxy(std::stoi(alpha0_.address().substr(10)));
+  config_.tenants[0].models[0].workers = {proxy.address(), alpha1_.address()};
+  config_.health_timeout = absl::Seconds(1);
+  config_.silence_timeout = absl::Seconds(1);
+  StartRouter();
+  const std::unique_ptr<Call> one = Open(Text("pq"));
+  const std::unique_ptr<Call> two = Open(Text("pq"));
+  const std::shared_ptr<FakeStream> doomed = alpha0_.AwaitCall();
+  const std::shared_ptr<FakeStream> healthy = alpha1_.AwaitCall();
+  ASSERT_TRUE(doomed != nullptr && healthy != nullptr);
+  healthy->Send(Tokens("Z"));
+  doomed->Send(Tokens("ab"));
+  v1::GenerateResponse first_of_one;
+  v1::GenerateResponse first_of_two;
+  ASSERT_TRUE(one->reader->Read(&first_of_one) && two->reader->Read(&first_of_two));
+  Call& hung = first_of_one.text() == "Z" ? *two : *one;
+  Call& undisturbed = first_of_one.text() == "Z" ? *one : *two;
+  proxy.Freeze();
+
+  const std::shared_ptr<FakeStream> resumed = alpha1_.AwaitCall();
+  ASSERT_NE(resumed, nullptr);
+  EXPECT_THAT(resumed->request().prompt_token_ids(), ElementsAre('p', 'q', 'a', 'b'));
+  EXPECT_EQ(resumed->request().output_offset(), 2);
+  resumed->Send(LastTokens("c", v1::FINISH_REASON_LENGTH));
+  resumed->End(grpc::Status::OK);
+  EXPECT_EQ(Read(hung.context, *hung.reader).text, "c");
+  // Silent for as long, but at a worker that answers its health checks.
+  healthy->Send(LastTokens("Y", v1::FINISH_REASON_LENGTH));
+  healthy->End(grpc::Status::OK);
+  const Outcome outcome = Read(undisturbed.context, *undisturbed.reader);
+  EXPECT_TRUE(outcome.status.ok()) << outcome.status.error_message();
+  EXPECT_EQ(outcome.text, "Y");
+}
+
+TEST_F(RouterFault, AHungWorkerWithoutAnotherEndsTheStreamWithTheReason) {
+  CuttableProxy proxy(std::stoi(alpha0_.address().substr(10)));
+  config_.tenants[0].models[0].workers = {proxy.address()};
+  config_.health_timeout = absl::Seconds(1);
+  config_.silence_timeout = absl::Seconds(1);
+  StartRouter(1);
+  const std::unique_ptr<Call> call = Open(Text("x"));
+  const std::shared_ptr<FakeStream> stream = alpha0_.AwaitCall();
+  stream->Send(Tokens("abc"));
+  v1::GenerateResponse response;
+  ASSERT_TRUE(call->reader->Read(&response));
+  proxy.Freeze();
+  const Outcome outcome = Read(call->context, *call->reader);
+  EXPECT_EQ(outcome.status.error_code(), grpc::StatusCode::UNAVAILABLE);
+  EXPECT_THAT(outcome.status.error_message(),
+              HasSubstr("lost after 3 tokens and no other worker can continue: the worker has "
+                        "answered neither this request nor a health check for 1s"));
+  EXPECT_TRUE(NothingInFlight());
+}
+
 TEST_F(RouterFault, AnOutputThatWasCompleteNeedsNoOtherWorker) {
   UseOneWorker();
   StartRouter(1);

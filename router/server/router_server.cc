@@ -77,6 +77,7 @@ absl::StatusOr<std::unique_ptr<RouterServer>> RouterServer::Start(const RouterCo
 RouterServer::RouterServer(const RouterConfig& config, ModelCatalog models, const Clock& clock)
     : clock_(clock),
       stall_timeout_(config.stall_timeout),
+      silence_timeout_(config.silence_timeout),
       limits_(LimitsOf(config)),
       models_(std::move(models)),
       metric_handles_(MetricProcess::kRouter) {}
@@ -152,6 +153,7 @@ void RouterServer::HousekeepingLoop() {
       if (stopping_) return;
     }
     context_->calls.CancelStalled(clock_.Now(), stall_timeout_);
+    context_->calls.LeaveSilentWorkers(clock_.Now(), silence_timeout_);
     ExportGauges();
   }
 }

@@ -49,6 +49,7 @@ class RouterServer {
 
   const Clock& clock_;
   const absl::Duration stall_timeout_;
+  const absl::Duration silence_timeout_;
   const std::map<std::string, AdmissionLimits> limits_;
   const ModelCatalog models_;
   Metrics metric_handles_;

@@ -52,10 +52,11 @@ class WorkerPool::Poll : public std::enable_shared_from_this<Poll> {
     check_context_.set_deadline(deadline);
     stats_context_.set_deadline(deadline);
     probe_.Check(&check_context_, [self = shared_from_this()](const absl::Status& status) {
+      if (!absl::IsUnavailable(status)) self->answered_at_ = self->pool_.clock_.Now();
       if (status.ok()) {
         self->GetStats();
       } else {
-        self->pool_.PollEnded(self.get(), {status});
+        self->pool_.PollEnded(self.get(), {status, self->answered_at_});
       }
     });
   }
@@ -76,9 +77,10 @@ class WorkerPool::Poll : public std::enable_shared_from_this<Poll> {
 
   PollResult Result(const grpc::Status& status) const {
     if (!status.ok()) {
-      return {absl::UnavailableError(absl::StrCat("GetStats failed: ", status.error_message()))};
+      return {absl::UnavailableError(absl::StrCat("GetStats failed: ", status.error_message())),
+              answered_at_};
     }
-    PollResult result;
+    PollResult result{.answered_at = answered_at_};
     result.draining = stats_.draining();
     result.load.running_sequences = static_cast<int32_t>(stats_.running_sequences());
     result.load.waiting_sequences = static_cast<int32_t>(stats_.waiting_sequences());
@@ -101,6 +103,7 @@ class WorkerPool::Poll : public std::enable_shared_from_this<Poll> {
   grpc::ClientContext stats_context_;
   v1::GetWorkerStatsRequest request_;
   v1::WorkerStats stats_;
+  absl::Time answered_at_ = absl::InfinitePast();
 };
 
 WorkerPool::WorkerPool(WorkerPoolOptions options, const Clock& clock)
@@ -197,6 +200,11 @@ void WorkerPool::Finished(WorkerId worker) {
 void WorkerPool::ReportFailure(WorkerId worker, const absl::Status& status) {
   MutexLock lock(&mutex_);
   directory_.ReportFailure(worker, status);
+}
+
+absl::Time WorkerPool::SilentSince(WorkerId worker) const {
+  MutexLock lock(&mutex_);
+  return directory_.SilentSince(worker);
 }
 
 std::vector<WorkerView> WorkerPool::List() const {

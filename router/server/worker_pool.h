@@ -57,6 +57,7 @@ class WorkerPool {
                                   absl::Span<const WorkerId> excluded);
   void Finished(WorkerId worker);
   void ReportFailure(WorkerId worker, const absl::Status& status);
+  absl::Time SilentSince(WorkerId worker) const;
   std::vector<WorkerView> List() const;
   std::vector<WorkerView> ListTenant(absl::string_view tenant) const;
 

@@ -210,10 +210,13 @@ sockaddr_in Loopback(int port) {
   return address;
 }
 
-void Pump(int from, int to) {
+}  // namespace
+
+void CuttableProxy::Pump(int from, int to) {
   char buffer[16384];
   ssize_t count = 0;
   while ((count = recv(from, buffer, sizeof buffer, 0)) > 0) {
+    if (frozen_) continue;
     for (ssize_t sent = 0; sent < count;) {
       const ssize_t n = send(to, buffer + sent, static_cast<size_t>(count - sent), MSG_NOSIGNAL);
       if (n <= 0) break;
@@ -222,8 +225,6 @@ void Pump(int from, int to) {
   }
   shutdown(to, SHUT_RDWR);
 }
-
-}  // namespace
 
 CuttableProxy::CuttableProxy(int target_port) : target_port_(target_port) {
   listener_ = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
@@ -250,8 +251,8 @@ void CuttableProxy::AcceptLoop() {
       shutdown(client, SHUT_RDWR);
       shutdown(server, SHUT_RDWR);
     }
-    pumps_.emplace_back(Pump, client, server);
-    pumps_.emplace_back(Pump, server, client);
+    pumps_.emplace_back(&CuttableProxy::Pump, this, client, server);
+    pumps_.emplace_back(&CuttableProxy::Pump, this, server, client);
   }
 }
 

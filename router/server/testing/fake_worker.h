@@ -112,7 +112,8 @@ class FakeWorker : public v1::Worker::CallbackService {
 };
 
 // Forwards one TCP port to another until it is cut: then every connection is reset and new ones are
-// refused.
+// refused; or until it freezes: then connections stand and nothing passes, as if the target's
+// process were stopped.
 class CuttableProxy {
  public:
   explicit CuttableProxy(int target_port);
@@ -120,9 +121,11 @@ class CuttableProxy {
 
   std::string address() const { return "127.0.0.1:" + std::to_string(port_); }
   void Cut();
+  void Freeze() { frozen_ = true; }
 
  private:
   void AcceptLoop();
+  void Pump(int from, int to);
 
   const int target_port_;
   int listener_ = -1;
@@ -131,6 +134,7 @@ class CuttableProxy {
   std::vector<int> sockets_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::thread> pumps_ ABSL_GUARDED_BY(mutex_);
   bool cut_ ABSL_GUARDED_BY(mutex_) = false;
+  std::atomic<bool> frozen_{false};
   std::thread acceptor_;
 };
 

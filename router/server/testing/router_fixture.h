@@ -44,6 +44,7 @@ class RouterFixture : public ::testing::Test {
     config_.stall_timeout = absl::Seconds(60);
     config_.health_interval = absl::Milliseconds(20);
     config_.health_timeout = absl::Seconds(10);
+    config_.silence_timeout = absl::Seconds(30);
     const AdmissionLimits limits{2048, 16, absl::Seconds(60)};
     config_.tenants = {
         {"alpha", limits, {{"m", folder_.path(), {alpha0_.address(), alpha1_.address()}}}},
