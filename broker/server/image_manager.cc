@@ -52,10 +52,11 @@ std::vector<ParameterStage> StagesOf(const v1::ImageManifest& manifest) {
 
 }  // namespace
 
-absl::StatusOr<v1::ImageManifest> PlanImage(const TenantModel& model, Bytes slab_bytes) {
+absl::StatusOr<v1::ImageManifest> PlanImage(const TenantModel& model, Bytes slab_bytes,
+                                            WeightFormat format) {
   const absl::StatusOr<ModelConfig> config = ReadModelConfig(model.folder);
   if (!config.ok()) return config.status();
-  const absl::StatusOr<ImageLayout> layout = LayOutImage(*config, slab_bytes);
+  const absl::StatusOr<ImageLayout> layout = LayOutImage(*config, slab_bytes, format);
   if (!layout.ok()) return layout.status();
   return MakeManifest(*config, *layout, model.kv_block_tokens, model.max_sequence_tokens);
 }
@@ -163,7 +164,7 @@ absl::StatusOr<std::shared_ptr<const SealedImage>> ImageManager::Make(TenantId t
     if (!before.ok()) return before.status();
     const absl::Time start = absl::Now();
     const absl::StatusOr<std::string> fingerprint = FingerprintModel(
-        model.folder, PackingSpec{.packing_version = kPackingVersion},
+        model.folder, PackingSpec{.packing_version = kPackingVersion, .format = options_.format},
         [&job](Bytes done, Bytes total) { job.Progress("fingerprint", done, total); });
     if (!fingerprint.ok()) return fingerprint.status();
     metrics_.ImagePhase("fingerprint", absl::Now() - start);
@@ -205,7 +206,7 @@ std::shared_ptr<const ImageManager::Image> ImageManager::AwaitAdoption(
 
 absl::StatusOr<std::shared_ptr<const ImageManager::Image>> ImageManager::PackOnce(
     const TenantModel& model, const std::string& fingerprint, ImageJob& job) {
-  absl::StatusOr<v1::ImageManifest> plan = PlanImage(model, options_.slab_bytes);
+  absl::StatusOr<v1::ImageManifest> plan = PlanImage(model, options_.slab_bytes, options_.format);
   if (!plan.ok()) return plan.status();
   const absl::Time start = absl::Now();
   absl::StatusOr<UniqueFd> memory = RunPacker(

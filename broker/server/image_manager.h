@@ -34,6 +34,7 @@
 #include "broker/server/sealed_image.h"
 #include "common/bytes.h"
 #include "common/mutex.h"
+#include "worker/model/image_layout.h"
 
 namespace palimpsest {
 
@@ -44,7 +45,8 @@ struct TenantModel {
 };
 
 // What a model needs, from its config.json alone: the manifest without fingerprint and checksums.
-absl::StatusOr<v1::ImageManifest> PlanImage(const TenantModel& model, Bytes slab_bytes);
+absl::StatusOr<v1::ImageManifest> PlanImage(const TenantModel& model, Bytes slab_bytes,
+                                            WeightFormat format = WeightFormat::kCpuPanels);
 
 // The preparation of one tenant's image, as those who wait for it see it. Thread-safe.
 class ImageJob {
@@ -79,6 +81,7 @@ class ImageManager {
     // By TenantId.
     std::vector<TenantModel> models;
     Bytes slab_bytes;
+    WeightFormat format = WeightFormat::kCpuPanels;
     // Path of the packer's executable.
     std::string packer;
     absl::Duration pack_deadline = absl::Minutes(30);

@@ -170,6 +170,8 @@ absl::StatusOr<UniqueFd> RunPacker(const PackerRun& run, const ImageProgressFn& 
                   absl::StrCat(run.expected.kv_block_tokens()),
                   "--max-sequence-tokens",
                   absl::StrCat(run.expected.max_sequence_tokens()),
+                  "--format",
+                  run.expected.weight_format(),
                   "--output-fd",
                   "3",
                   "--manifest-fd",

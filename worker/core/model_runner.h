@@ -36,6 +36,14 @@ class ParameterGate {
   // bytes. Returns an error when that will not happen (activation refused, session lost, deadline):
   // the step is abandoned and may be submitted again later.
   virtual absl::Status AwaitStage(int stage) = 0;
+
+  // The form for runners whose kernels run later than they are submitted: blocks only until every
+  // copy into the stage was enqueued, and returns the cudaEvent_t that ends the last of them, or
+  // null if the bytes are there already. The event lives until the stage is taken away.
+  virtual absl::StatusOr<void*> StageEvent(int stage) {
+    if (absl::Status status = AwaitStage(stage); !status.ok()) return status;
+    return nullptr;
+  }
 };
 
 // Where a model's memory lies in this process. The addresses never change; what is mapped does.
@@ -45,6 +53,10 @@ struct ModelMemory {
   // The KV region: block b starts at kv + b * kv_block_bytes.
   std::byte* kv = nullptr;
   Bytes kv_block_bytes;
+  // GPU only: memory that is always mapped, behind the KV region in the same address range, so that
+  // a block id can name a block in it (the null block).
+  std::byte* workspace = nullptr;
+  Bytes workspace_bytes;
 };
 
 // One step runs while the next is prepared; more would only delay what depends on the tokens.

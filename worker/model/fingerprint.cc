@@ -125,6 +125,7 @@ absl::StatusOr<std::string> FingerprintModel(
   hash.String("palimpsest image");
   hash.Number(spec.packing_version);
   hash.String(spec.dtype);
+  hash.String(WeightFormatName(spec.format));
   hash.Number(static_cast<uint64_t>(spec.tensor_parallel_rank));
   hash.Number(static_cast<uint64_t>(spec.tensor_parallel_size));
   hash.Number(files->size());

@@ -9,6 +9,7 @@
 
 #include "absl/status/statusor.h"
 #include "common/bytes.h"
+#include "worker/model/image_layout.h"
 
 namespace palimpsest {
 
@@ -16,6 +17,7 @@ namespace palimpsest {
 struct PackingSpec {
   uint32_t packing_version = 1;  // kPackingVersion of image_builder.h
   std::string dtype = "bf16";    // of the matrices in the image
+  WeightFormat format = WeightFormat::kCpuPanels;
   int32_t tensor_parallel_rank = 0;
   int32_t tensor_parallel_size = 1;
 };

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cassert>
+#include <cstring>
 #include <string>
 #include <utility>
 #include <vector>
@@ -152,9 +153,9 @@ absl::Status CheckFills(const Checkpoint& checkpoint, const ModelConfig& config,
 // Writes fills one after another and counts.
 class Builder {
  public:
-  Builder(const Checkpoint& checkpoint, absl::Span<std::byte> image, const ByteProgress& progress,
-          const std::vector<Fill>& fills)
-      : checkpoint_(checkpoint), image_(image), progress_(progress) {
+  Builder(const Checkpoint& checkpoint, WeightFormat format, absl::Span<std::byte> image,
+          const ByteProgress& progress, const std::vector<Fill>& fills)
+      : checkpoint_(checkpoint), format_(format), image_(image), progress_(progress) {
     for (const Fill& fill : fills) total_ += fill.SourceBytes();
   }
 
@@ -166,9 +167,15 @@ class Builder {
   std::byte* Target(const Fill& fill) const { return image_.data() + fill.target.count(); }
 
   absl::Status WriteVector(const Fill& fill) {
-    auto* to = reinterpret_cast<float*>(Target(fill)) + fill.first_row;
-    absl::Status status = checkpoint_.ReadFloats(checkpoint_.tensors().at(fill.tensor), 0,
-                                                 absl::MakeSpan(to, fill.rows));
+    const TensorInfo& tensor = checkpoint_.tensors().at(fill.tensor);
+    absl::Status status;
+    if (format_ == WeightFormat::kRowMajor) {
+      auto* to = reinterpret_cast<uint16_t*>(Target(fill)) + fill.first_row;
+      status = checkpoint_.ReadBf16(tensor, 0, absl::MakeSpan(to, fill.rows));
+    } else {
+      auto* to = reinterpret_cast<float*>(Target(fill)) + fill.first_row;
+      status = checkpoint_.ReadFloats(tensor, 0, absl::MakeSpan(to, fill.rows));
+    }
     Advance(fill.SourceBytes());
     return status;
   }
@@ -184,8 +191,13 @@ class Builder {
           !status.ok()) {
         return status;
       }
-      PackRows(rows_.data(), fill.first_row + row, count, fill.target_rows, fill.cols,
-               Target(fill));
+      if (format_ == WeightFormat::kRowMajor) {
+        std::memcpy(Target(fill) + (fill.first_row + row) * fill.cols * 2, rows_.data(),
+                    rows_.size() * sizeof(uint16_t));
+      } else {
+        PackRows(rows_.data(), fill.first_row + row, count, fill.target_rows, fill.cols,
+                 Target(fill));
+      }
       Advance(Bytes(count * fill.cols * 2));
     }
     return absl::OkStatus();
@@ -197,6 +209,7 @@ class Builder {
   }
 
   const Checkpoint& checkpoint_;
+  const WeightFormat format_;
   const absl::Span<std::byte> image_;
   const ByteProgress& progress_;
   std::vector<uint16_t> rows_;
@@ -218,7 +231,7 @@ absl::Status BuildImage(const Checkpoint& checkpoint, const ModelConfig& config,
   assert(reinterpret_cast<uintptr_t>(image.data()) % kPackedLineBytes == 0);
   const std::vector<Fill> fills = AllFills(config, layout);
   if (absl::Status status = CheckFills(checkpoint, config, fills); !status.ok()) return status;
-  Builder builder(checkpoint, image, progress, fills);
+  Builder builder(checkpoint, layout.format, image, progress, fills);
   for (const Fill& fill : fills) {
     if (absl::Status status = builder.Write(fill); !status.ok()) return status;
   }

@@ -48,13 +48,14 @@ class ImageBuilderTest : public ::testing::Test {
   }
   void TearDown() override { std::filesystem::remove_all(folder_); }
 
-  std::vector<std::byte> Build(const ModelConfig& config, const RandomModelOptions& options = {}) {
+  std::vector<std::byte> Build(const ModelConfig& config, const RandomModelOptions& options = {},
+                               WeightFormat format = WeightFormat::kCpuPanels) {
     std::filesystem::remove_all(folder_);
     std::filesystem::create_directory(folder_);
     EXPECT_TRUE(WriteRandomModel(folder_, config, options).ok());
     auto checkpoint = Checkpoint::Open(folder_);
     EXPECT_TRUE(checkpoint.ok()) << checkpoint.status();
-    auto layout = LayOutImage(config, kSlab);
+    auto layout = LayOutImage(config, kSlab, format);
     Image image(layout->total);
     const absl::Status status = BuildImage(*checkpoint, config, *layout, image.span());
     EXPECT_TRUE(status.ok()) << status;
@@ -79,12 +80,15 @@ class ImageBuilderTest : public ::testing::Test {
 // Looks tensors up in an image by name, independently of the builder.
 class Reader {
  public:
-  Reader(const ModelConfig& config, const std::vector<std::byte>& image)
-      : config_(config), layout_(*LayOutImage(config, kSlab)), image_(Bytes(image.size())) {
+  Reader(const ModelConfig& config, WeightFormat format, const std::vector<std::byte>& image)
+      : config_(config), layout_(*LayOutImage(config, kSlab, format)), image_(Bytes(image.size())) {
     std::copy(image.begin(), image.end(), image_.span().begin());
   }
 
   std::vector<float> Rows(const MatrixPlacement& m, int64_t first, int64_t count) const {
+    if (layout_.format == WeightFormat::kRowMajor) {
+      return Bf16(m.offset, first * m.cols, count * m.cols);
+    }
     std::vector<float> out(static_cast<size_t>(count * m.cols));
     for (int64_t i = 0; i < count; ++i) {
       UnpackRow(image_.at(m.offset), first + i, m.cols, out.data() + i * m.cols);
@@ -92,6 +96,7 @@ class Reader {
     return out;
   }
   std::vector<float> Floats(const VectorPlacement& v, int64_t first, int64_t count) const {
+    if (layout_.format == WeightFormat::kRowMajor) return Bf16(v.offset, first, count);
     const auto* from = reinterpret_cast<const float*>(image_.at(v.offset)) + first;
     return {from, from + count};
   }
@@ -108,6 +113,12 @@ class Reader {
   }
 
  private:
+  std::vector<float> Bf16(Bytes offset, int64_t first, int64_t count) const {
+    std::vector<float> out(static_cast<size_t>(count));
+    const auto* from = reinterpret_cast<const uint16_t*>(image_.at(offset)) + first;
+    for (float& value : out) value = std::bit_cast<float>(uint32_t{*from++} << 16);
+    return out;
+  }
   std::vector<float> LayerTensor(const LayerPlacement& layer, const std::string& name,
                                  int64_t n) const {
     const int64_t q = config_.num_heads * config_.head_dim;
@@ -150,10 +161,11 @@ TEST_F(ImageBuilderTest, HoldsEverySourceTensor) {
   odd.intermediate_size = 77;
   odd.hidden_size = 50;
   for (const ModelConfig& config : {TinyModelConfig(), llama, qwen, odd}) {
-    const std::vector<std::byte> image = Build(config, {.seed = 7});
-    const Reader reader(config, image);
-    for (const RandomTensor& tensor : RandomTensors(config, 7)) {
-      EXPECT_EQ(reader.Tensor(tensor), tensor.values) << config.architecture << tensor.name;
+    for (const WeightFormat format : {WeightFormat::kCpuPanels, WeightFormat::kRowMajor}) {
+      const Reader reader(config, format, Build(config, {.seed = 7}, format));
+      for (const RandomTensor& tensor : RandomTensors(config, 7)) {
+        EXPECT_EQ(reader.Tensor(tensor), tensor.values) << config.architecture << tensor.name;
+      }
     }
   }
 }

@@ -9,8 +9,8 @@
 namespace palimpsest {
 namespace {
 
-constexpr Bytes kAlignment(64);
 constexpr Bytes kPage(4096);
+constexpr int64_t kBf16Bytes = 2;
 // Keeps slab numbers within int32 and offsets far from overflow.
 constexpr Bytes kMaxImage = GiB(int64_t{1} << 20);
 constexpr int64_t kMaxSlabs = int64_t{1} << 24;
@@ -18,15 +18,17 @@ constexpr int64_t kMaxSlabs = int64_t{1} << 24;
 // Hands out places one after another.
 class Cursor {
  public:
-  explicit Cursor(Bytes slab_bytes) : slab_bytes_(slab_bytes) {}
+  Cursor(Bytes slab_bytes, WeightFormat format) : slab_bytes_(slab_bytes), format_(format) {}
 
   MatrixPlacement Matrix(int32_t rows, int32_t cols) {
-    return {.offset = Take(PackedMatrixBytes(rows, cols)), .rows = rows, .cols = cols};
+    const Bytes size =
+        row_major() ? Bytes(int64_t{rows} * cols * kBf16Bytes) : PackedMatrixBytes(rows, cols);
+    return {.offset = Take(size), .rows = rows, .cols = cols};
   }
 
   VectorPlacement Vector(int32_t size) {
-    return {.offset = Take(Bytes(int64_t{size} * static_cast<int64_t>(sizeof(float)))),
-            .size = size};
+    const int64_t element = row_major() ? kBf16Bytes : static_cast<int64_t>(sizeof(float));
+    return {.offset = Take(Bytes(size * element)), .size = size};
   }
 
   VectorPlacement VectorIf(bool present, int32_t size) {
@@ -45,13 +47,16 @@ class Cursor {
   }
 
  private:
+  bool row_major() const { return format_ == WeightFormat::kRowMajor; }
+
   Bytes Take(Bytes size) {
-    const Bytes offset = RoundUp(end_, kAlignment);
+    const Bytes offset = RoundUp(end_, row_major() ? Bytes(256) : Bytes(64));
     end_ = offset + size;
     return offset;
   }
 
   const Bytes slab_bytes_;
+  const WeightFormat format_;
   Bytes end_;
 };
 
@@ -75,15 +80,29 @@ LayerPlacement PlaceLayer(const ModelConfig& config, Cursor& cursor) {
 
 }  // namespace
 
-absl::StatusOr<ImageLayout> LayOutImage(const ModelConfig& config, Bytes slab_bytes) {
+absl::string_view WeightFormatName(WeightFormat format) {
+  return format == WeightFormat::kRowMajor ? "row-major" : "cpu-panels";
+}
+
+absl::StatusOr<WeightFormat> ParseWeightFormat(absl::string_view name) {
+  for (const WeightFormat format : {WeightFormat::kCpuPanels, WeightFormat::kRowMajor}) {
+    if (name == WeightFormatName(format)) return format;
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      "weight format: expected cpu-panels or row-major, got '", name.substr(0, 80), "'"));
+}
+
+absl::StatusOr<ImageLayout> LayOutImage(const ModelConfig& config, Bytes slab_bytes,
+                                        WeightFormat format) {
   if (slab_bytes <= Bytes(0) || slab_bytes.count() % kPage.count() != 0 || slab_bytes > GiB(64)) {
     return absl::InvalidArgumentError(
         absl::StrCat("slab size: expected a positive multiple of 4096 bytes up to 64 GiB, got ",
                      slab_bytes.count(), " bytes"));
   }
   ImageLayout layout;
+  layout.format = format;
   layout.slab_bytes = slab_bytes;
-  Cursor cursor(slab_bytes);
+  Cursor cursor(slab_bytes, format);
   layout.embed = cursor.Matrix(config.vocab_size, config.hidden_size);
   cursor.EndStage("embed", layout);
   for (int32_t i = 0; i < config.num_layers; ++i) {

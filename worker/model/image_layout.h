@@ -4,7 +4,7 @@
 // Stages (in execution order): "embed", "layer.0" .. "layer.N-1", "head". Each stage starts on a
 // slab boundary and fills whole slabs, so that a stage can be taken away and restored on its own.
 // With tied word embeddings the head's matrix is the embedding matrix and stage "head" holds only
-// the final norm. Within a stage tensors are aligned to 64 bytes.
+// the final norm. Within a stage tensors are aligned to 64 bytes (kRowMajor: 256).
 #ifndef PALIMPSEST_WORKER_MODEL_IMAGE_LAYOUT_H_
 #define PALIMPSEST_WORKER_MODEL_IMAGE_LAYOUT_H_
 
@@ -13,20 +13,30 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "common/bytes.h"
 #include "worker/model/model_config.h"
 
 namespace palimpsest {
 
-// A weight matrix of `rows` outputs by `cols` inputs (row-major in the source), stored in the
-// packed order of worker/compute/cpu/packing.h.
+// How tensors are stored: what the kernels of a back-end read. Part of the fingerprint.
+enum class WeightFormat {
+  kCpuPanels,  // matrices in the order of worker/compute/cpu/packing.h, vectors as float32
+  kRowMajor,   // bfloat16: matrices row by row without padding, vectors in order
+};
+
+// "cpu-panels", "row-major".
+absl::string_view WeightFormatName(WeightFormat format);
+absl::StatusOr<WeightFormat> ParseWeightFormat(absl::string_view name);
+
+// A weight matrix of `rows` outputs by `cols` inputs (row-major in the source).
 struct MatrixPlacement {
   Bytes offset;  // from the start of the image
   int32_t rows = 0;
   int32_t cols = 0;
 };
 
-// `size` floats (norm weights, biases), stored as float32 in order.
+// `size` numbers (norm weights, biases) in order.
 struct VectorPlacement {
   Bytes offset;
   int32_t size = 0;  // 0: the model has no such tensor
@@ -52,6 +62,7 @@ struct StagePlacement {
 };
 
 struct ImageLayout {
+  WeightFormat format = WeightFormat::kCpuPanels;
   Bytes slab_bytes;
   MatrixPlacement embed;  // vocab_size rows
   std::vector<LayerPlacement> layers;
@@ -64,7 +75,8 @@ struct ImageLayout {
 };
 
 // Requires slab_bytes to be a positive multiple of 4096.
-absl::StatusOr<ImageLayout> LayOutImage(const ModelConfig& config, Bytes slab_bytes);
+absl::StatusOr<ImageLayout> LayOutImage(const ModelConfig& config, Bytes slab_bytes,
+                                        WeightFormat format = WeightFormat::kCpuPanels);
 
 }  // namespace palimpsest
 

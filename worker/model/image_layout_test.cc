@@ -48,11 +48,16 @@ struct Range {
 
 class Ranges {
  public:
+  explicit Ranges(WeightFormat format) : format_(format) {}
+
   void Add(const MatrixPlacement& m) {
-    ranges_.push_back({m.offset, m.offset + PackedMatrixBytes(m.rows, m.cols)});
+    const Bytes size = format_ == WeightFormat::kRowMajor ? Bytes(int64_t{m.rows} * m.cols * 2)
+                                                          : PackedMatrixBytes(m.rows, m.cols);
+    ranges_.push_back({m.offset, m.offset + size});
   }
   void Add(const VectorPlacement& v) {
-    if (v.size > 0) ranges_.push_back({v.offset, v.offset + Bytes(int64_t{v.size} * 4)});
+    const int64_t element = format_ == WeightFormat::kRowMajor ? 2 : 4;
+    if (v.size > 0) ranges_.push_back({v.offset, v.offset + Bytes(v.size * element)});
   }
 
   // Sorted, aligned, disjoint and inside the stage.
@@ -62,7 +67,7 @@ class Ranges {
     Bytes end = layout.slab_bytes * stage.first_slab;
     for (const Range& range : ranges_) {
       EXPECT_GE(range.begin, end) << stage.name;
-      EXPECT_EQ(range.begin.count() % 64, 0) << stage.name;
+      EXPECT_EQ(range.begin.count() % (format_ == WeightFormat::kRowMajor ? 256 : 64), 0);
       end = range.end;
     }
     EXPECT_LE(end, layout.slab_bytes * (stage.first_slab + stage.slab_count)) << stage.name;
@@ -71,11 +76,12 @@ class Ranges {
   }
 
  private:
+  const WeightFormat format_;
   std::vector<Range> ranges_;
 };
 
-Ranges LayerRanges(const LayerPlacement& layer) {
-  Ranges ranges;
+Ranges LayerRanges(const LayerPlacement& layer, WeightFormat format) {
+  Ranges ranges(format);
   for (const MatrixPlacement& m : {layer.qkv, layer.o, layer.gate_up, layer.down}) ranges.Add(m);
   for (const VectorPlacement& v : {layer.attention_norm, layer.mlp_norm, layer.qkv_bias,
                                    layer.o_bias, layer.gate_up_bias, layer.down_bias}) {
@@ -108,19 +114,22 @@ TEST(LayOutImage, StagesCoverTheImageInOrder) {
 
 TEST(LayOutImage, TensorsAreDisjointAndInsideTheirStage) {
   for (const Shape& shape : Shapes()) {
-    SCOPED_TRACE(shape.name);
-    auto layout = LayOutImage(shape.config, MiB(2));
-    ASSERT_TRUE(layout.ok()) << layout.status();
-    Ranges embed;
-    embed.Add(layout->embed);
-    embed.CheckWithin(*layout, layout->stages.front());
-    for (size_t i = 0; i < layout->layers.size(); ++i) {
-      LayerRanges(layout->layers[i]).CheckWithin(*layout, layout->stages[i + 1]);
+    for (const WeightFormat format : {WeightFormat::kCpuPanels, WeightFormat::kRowMajor}) {
+      SCOPED_TRACE(shape.name);
+      auto layout = LayOutImage(shape.config, MiB(2), format);
+      ASSERT_TRUE(layout.ok()) << layout.status();
+      EXPECT_EQ(layout->format, format);
+      Ranges embed(format);
+      embed.Add(layout->embed);
+      embed.CheckWithin(*layout, layout->stages.front());
+      for (size_t i = 0; i < layout->layers.size(); ++i) {
+        LayerRanges(layout->layers[i], format).CheckWithin(*layout, layout->stages[i + 1]);
+      }
+      Ranges head(format);
+      head.Add(layout->final_norm);
+      if (!shape.config.tie_word_embeddings) head.Add(layout->lm_head);
+      head.CheckWithin(*layout, layout->stages.back());
     }
-    Ranges head;
-    head.Add(layout->final_norm);
-    if (!shape.config.tie_word_embeddings) head.Add(layout->lm_head);
-    head.CheckWithin(*layout, layout->stages.back());
   }
 }
 
@@ -135,6 +144,13 @@ TEST(LayOutImage, HoldsAllParametersWithLittlePadding) {
     const double padding = 2.0 * (1 << 20) * static_cast<double>(layout->stages.size());
     EXPECT_LT(per_parameter, 2.01 + padding / static_cast<double>(shape.parameters)) << shape.name;
   }
+}
+
+TEST(WeightFormat, NamesAreParsed) {
+  for (const WeightFormat format : {WeightFormat::kCpuPanels, WeightFormat::kRowMajor}) {
+    EXPECT_EQ(ParseWeightFormat(WeightFormatName(format)).value(), format);
+  }
+  EXPECT_EQ(ParseWeightFormat("rows").status().code(), absl::StatusCode::kInvalidArgument);
 }
 
 TEST(LayOutImage, FusesProjections) {
@@ -156,7 +172,7 @@ TEST(LayOutImage, PlacesBiases) {
   EXPECT_EQ(layer.o_bias.size, 896);
   EXPECT_EQ(layer.gate_up_bias.size, 2 * 4864);
   EXPECT_EQ(layer.down_bias.size, 896);
-  LayerRanges(layer).CheckWithin(*layout, layout->stages[4]);
+  LayerRanges(layer, layout->format).CheckWithin(*layout, layout->stages[4]);
 }
 
 TEST(LayOutImage, SharesTheMatrixOfTiedEmbeddings) {

@@ -1,5 +1,7 @@
 #include "worker/model/manifest.h"
 
+#include <string>
+
 #include "absl/strings/str_cat.h"
 
 namespace palimpsest {
@@ -50,6 +52,7 @@ absl::StatusOr<v1::ImageManifest> MakeManifest(const ModelConfig& config, const 
   v1::ImageManifest manifest;
   manifest.set_image_bytes(static_cast<uint64_t>(layout.total.count()));
   manifest.set_slab_bytes(static_cast<uint64_t>(layout.slab_bytes.count()));
+  manifest.set_weight_format(std::string(WeightFormatName(layout.format)));
   for (const StagePlacement& stage : layout.stages) {
     v1::ImageStage& out = *manifest.add_stages();
     out.set_name(stage.name);
@@ -65,6 +68,11 @@ absl::StatusOr<v1::ImageManifest> MakeManifest(const ModelConfig& config, const 
 absl::Status CheckManifest(const v1::ImageManifest& manifest, const ModelConfig& config,
                            const ImageLayout& layout) {
   absl::Status status = Expect("slab_bytes", layout.slab_bytes.count(), manifest.slab_bytes());
+  if (status.ok() && manifest.weight_format() != WeightFormatName(layout.format)) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "image manifest: weight_format: expected ", WeightFormatName(layout.format), ", got ",
+        manifest.weight_format().substr(0, 80), "; do broker and worker use the same back-end?"));
+  }
   status.Update(Expect("image_bytes", layout.total.count(), manifest.image_bytes()));
   status.Update(CheckStages(manifest, layout));
   status.Update(Expect("fingerprint's bytes", kFingerprintBytes, manifest.fingerprint().size()));

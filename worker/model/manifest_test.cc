@@ -52,6 +52,7 @@ TEST_F(ManifestTest, EveryDifferenceIsNamed) {
     std::function<void(v1::ImageManifest&)> change;
   } cases[] = {
       {"slab_bytes", [](auto& m) { m.set_slab_bytes(4096); }},
+      {"weight_format", [](auto& m) { m.set_weight_format("row-major"); }},
       {"image_bytes", [](auto& m) { m.set_image_bytes(m.image_bytes() + 8192); }},
       {"stages", [](auto& m) { m.mutable_stages()->RemoveLast(); }},
       {"layer.1", [](auto& m) { m.mutable_stages(2)->set_name("layer.2"); }},

@@ -84,7 +84,7 @@ ByteProgress LinesTo(int fd) {
 absl::Status Pack(const PackRequest& request) {
   auto config = ReadModelConfig(request.model_folder);
   if (!config.ok()) return config.status();
-  auto layout = LayOutImage(*config, request.slab_bytes);
+  auto layout = LayOutImage(*config, request.slab_bytes, request.format);
   if (!layout.ok()) return layout.status();
   auto manifest =
       MakeManifest(*config, *layout, request.kv_block_tokens, request.max_sequence_tokens);

@@ -9,6 +9,7 @@
 
 #include "absl/status/status.h"
 #include "common/bytes.h"
+#include "worker/model/image_layout.h"
 
 namespace palimpsest {
 
@@ -17,6 +18,7 @@ struct PackRequest {
   Bytes slab_bytes;
   int64_t kv_block_tokens = 0;
   int64_t max_sequence_tokens = 0;
+  WeightFormat format = WeightFormat::kCpuPanels;
   // Borrowed descriptors of the caller.
   int output_fd = -1;    // memfd; its content is replaced
   int manifest_fd = -1;  // gets one serialized v1::ImageManifest (see MakeManifest)

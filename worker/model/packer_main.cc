@@ -10,6 +10,7 @@
 int main(int argc, char** argv) {
   palimpsest::PackRequest request;
   int64_t slab_bytes = 0;
+  std::string format;
   CLI::App app("Writes a model folder as a parameter image into an open memfd");
   app.add_option("--model", request.model_folder, "Hugging Face model folder")->required();
   app.add_option("--slab-bytes", slab_bytes, "size of a slab in bytes")->required();
@@ -18,6 +19,7 @@ int main(int argc, char** argv) {
   app.add_option("--max-sequence-tokens", request.max_sequence_tokens,
                  "longest sequence that will be served, in tokens")
       ->required();
+  app.add_option("--format", format, "cpu-panels or row-major")->required();
   app.add_option("--output-fd", request.output_fd, "descriptor of the memfd")->required();
   app.add_option("--manifest-fd", request.manifest_fd,
                  "descriptor that gets the serialized ImageManifest")
@@ -28,7 +30,9 @@ int main(int argc, char** argv) {
 
   request.slab_bytes = palimpsest::Bytes(slab_bytes);
   std::signal(SIGPIPE, SIG_IGN);
-  const absl::Status status = palimpsest::Pack(request);
+  const auto parsed = palimpsest::ParseWeightFormat(format);
+  if (parsed.ok()) request.format = *parsed;
+  const absl::Status status = parsed.ok() ? palimpsest::Pack(request) : parsed.status();
   if (status.ok()) return EXIT_SUCCESS;
   std::fprintf(stderr, "palimpsest-packer: %s\n", status.ToString().c_str());
   return EXIT_FAILURE;

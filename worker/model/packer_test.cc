@@ -81,8 +81,9 @@ class PackerTest : public ::testing::Test {
 
   // `output` is the child's descriptor 3, manifest 4, progress 5.
   Outcome Run(const std::vector<std::string>& extra, int output) {
-    std::vector<std::string> args = {"worker/model/packer", "--output-fd=3", "--manifest-fd=4",
-                                     "--progress-fd=5", "--model=" + folder_};
+    std::vector<std::string> args = {"worker/model/packer", "--output-fd=3",
+                                     "--manifest-fd=4",     "--progress-fd=5",
+                                     "--model=" + folder_,  "--format=" + format_};
     args.insert(args.end(), extra.begin(), extra.end());
     std::vector<char*> argv;
     for (std::string& arg : args) argv.push_back(arg.data());
@@ -121,6 +122,7 @@ class PackerTest : public ::testing::Test {
   }
 
   std::string folder_;
+  std::string format_ = "cpu-panels";
   UniqueFd memfd_;
 };
 
@@ -233,6 +235,8 @@ TEST_F(PackerTest, RefusesArgumentsOutOfRange) {
                     memfd_.get()),
                 "longest sequence");
   ExpectFailure(Run({"--slab-bytes=65536"}, memfd_.get()), "required");
+  format_ = "columns";
+  ExpectFailure(Pack(), "row-major");
 }
 
 TEST_F(PackerTest, ReportsAFileThatCannotHoldTheImage) {
