@@ -107,7 +107,7 @@ inline constexpr auto kMetricTable = [] {
     {"palimpsest_router_tokens_total", P::kRouter, T::kCounter, U::kNone, "Tokens by kind (prompt, generated).", {"tenant", "kind"}},
     {"palimpsest_router_time_to_first_token_seconds", P::kRouter, T::kHistogram, U::kSeconds, "Arrival of a request to the first token sent to the client.", {"tenant"}, B::kLong},
     {"palimpsest_router_time_between_tokens_seconds", P::kRouter, T::kHistogram, U::kSeconds, "Time between two tokens sent to the client.", {"tenant"}, B::kLong},
-    {"palimpsest_router_worker_healthy", P::kRouter, T::kGauge, U::kNone, "1 while a worker answers its health checks, else 0.", {"tenant", "worker"}},
+    {"palimpsest_router_workers", P::kRouter, T::kGauge, U::kNone, "Workers by state: healthy, draining (or no longer behind their name), unhealthy.", {"tenant", "state"}},
   });
 }();
 // clang-format on

@@ -10,27 +10,64 @@
 
 namespace palimpsest::router {
 
-WorkerDirectory::WorkerDirectory(std::vector<WorkerEndpoint> workers,
+WorkerDirectory::WorkerDirectory(std::vector<WorkerEndpoint> targets,
                                  std::unique_ptr<PlacementPolicy> policy)
     : policy_(std::move(policy)) {
-  for (WorkerEndpoint& endpoint : workers) {
-    workers_.emplace_back().endpoint = std::move(endpoint);
-  }
+  for (WorkerEndpoint& endpoint : targets) targets_.emplace_back().endpoint = std::move(endpoint);
 }
 
-WorkerDirectory::Worker& WorkerDirectory::At(WorkerId worker) {
-  return workers_.at(worker.value());
+WorkerDirectory::Worker& WorkerDirectory::At(WorkerId worker) { return workers_.at(worker); }
+
+bool WorkerDirectory::IsListed(const WorkerEndpoint& endpoint) const {
+  return std::any_of(targets_.begin(), targets_.end(), [&](const Target& target) {
+    return target.endpoint.tenant == endpoint.tenant && target.endpoint.model == endpoint.model &&
+           std::find(target.addresses.begin(), target.addresses.end(), endpoint.address) !=
+               target.addresses.end();
+  });
+}
+
+std::vector<NewWorker> WorkerDirectory::SetAddresses(size_t index,
+                                                     const std::vector<std::string>& addresses) {
+  Target& target = targets_.at(index);
+  target.addresses = addresses;
+  target.problem = addresses.empty() ? "its name has no address" : "";
+  for (auto& [id, worker] : workers_) worker.leaving = !IsListed(worker.endpoint);
+  std::vector<NewWorker> added;
+  for (const std::string& address : addresses) {
+    const WorkerEndpoint endpoint{target.endpoint.tenant, target.endpoint.model, address};
+    const bool known = std::any_of(workers_.begin(), workers_.end(), [&](const auto& entry) {
+      return entry.second.endpoint == endpoint;
+    });
+    if (known) continue;
+    const WorkerId id(next_id_++);
+    workers_[id].endpoint = endpoint;
+    added.push_back({id, endpoint});
+  }
+  return added;
+}
+
+void WorkerDirectory::SetProblem(size_t target, const absl::Status& status) {
+  targets_.at(target).problem = std::string(status.message());
+}
+
+std::vector<WorkerId> WorkerDirectory::TakeGone() {
+  std::vector<WorkerId> gone;
+  for (const auto& [id, worker] : workers_) {
+    if (worker.leaving && worker.outstanding == 0 && worker.polls == 0 && worker.drain_calls == 0) {
+      gone.push_back(id);
+    }
+  }
+  for (WorkerId id : gone) workers_.erase(id);
+  return gone;
 }
 
 absl::StatusOr<WorkerId> WorkerDirectory::Choose(absl::string_view tenant, absl::string_view model,
                                                  const PlacementRequest& request,
                                                  absl::Span<const WorkerId> excluded) {
   std::vector<PlacementCandidate> candidates;
-  for (size_t i = 0; i < workers_.size(); ++i) {
-    const Worker& worker = workers_[i];
-    const WorkerId id(static_cast<uint32_t>(i));
+  for (const auto& [id, worker] : workers_) {
     if (worker.endpoint.tenant != tenant || worker.endpoint.model != model) continue;
-    if (!worker.healthy || worker.draining) continue;
+    if (!worker.healthy || worker.draining || worker.leaving) continue;
     if (std::find(excluded.begin(), excluded.end(), id) != excluded.end()) continue;
     candidates.push_back({id, worker.outstanding, worker.load, worker.last_chosen});
   }
@@ -44,8 +81,15 @@ absl::StatusOr<WorkerId> WorkerDirectory::Choose(absl::string_view tenant, absl:
 
 absl::Status WorkerDirectory::NobodyError(absl::string_view tenant, absl::string_view model) const {
   std::vector<std::string> states;
-  for (const Worker& worker : workers_) {
+  for (const Target& target : targets_) {
+    if (target.endpoint.tenant != tenant || target.endpoint.model != model) continue;
+    if (target.addresses.empty()) {
+      states.push_back(absl::StrCat(target.endpoint.address, ": ", target.problem));
+    }
+  }
+  for (const auto& [id, worker] : workers_) {
     if (worker.endpoint.tenant != tenant || worker.endpoint.model != model) continue;
+    if (worker.leaving) continue;
     states.push_back(absl::StrCat(worker.endpoint.address, ": ",
                                   worker.draining  ? "draining"
                                   : worker.healthy ? "tried already"
@@ -66,16 +110,22 @@ void WorkerDirectory::Finished(WorkerId id) {
 }
 
 void WorkerDirectory::ReportFailure(WorkerId id, const absl::Status& status) {
-  Worker& worker = At(id);
+  const auto found = workers_.find(id);
+  if (found == workers_.end()) return;
+  Worker& worker = found->second;
   worker.healthy = false;
   worker.problem = std::string(status.message());
   worker.stale_below = polls_ + 1;
 }
 
-uint64_t WorkerDirectory::BeginPoll(WorkerId) { return ++polls_; }
+uint64_t WorkerDirectory::BeginPoll(WorkerId id) {
+  ++At(id).polls;
+  return ++polls_;
+}
 
 void WorkerDirectory::EndPoll(WorkerId id, uint64_t poll, const PollResult& result) {
   Worker& worker = At(id);
+  --worker.polls;
   const bool answered = result.answered_at > absl::InfinitePast();
   worker.unanswered = answered ? 0 : worker.unanswered + 1;
   worker.answered_at = std::max(worker.answered_at, result.answered_at);
@@ -89,7 +139,9 @@ void WorkerDirectory::EndPoll(WorkerId id, uint64_t poll, const PollResult& resu
 }
 
 absl::Time WorkerDirectory::SilentSince(WorkerId id) const {
-  const Worker& worker = workers_.at(id.value());
+  const auto found = workers_.find(id);
+  if (found == workers_.end()) return absl::InfiniteFuture();
+  const Worker& worker = found->second;
   return worker.unanswered < 2 ? absl::InfiniteFuture() : worker.answered_at;
 }
 
@@ -105,16 +157,12 @@ void WorkerDirectory::EndDrain(WorkerId id) {
   worker.stale_below = polls_ + 1;
 }
 
-const WorkerEndpoint& WorkerDirectory::endpoint(WorkerId worker) const {
-  return workers_.at(worker.value()).endpoint;
-}
-
-WorkerView WorkerDirectory::View(size_t index) const {
-  const Worker& worker = workers_[index];
-  return {WorkerId(static_cast<uint32_t>(index)),
+WorkerView WorkerDirectory::View(WorkerId id) const {
+  const Worker& worker = workers_.at(id);
+  return {id,
           worker.endpoint,
           worker.healthy,
-          worker.draining,
+          worker.draining || worker.leaving,
           worker.outstanding,
           worker.load,
           worker.problem};
@@ -122,14 +170,14 @@ WorkerView WorkerDirectory::View(size_t index) const {
 
 std::vector<WorkerView> WorkerDirectory::List() const {
   std::vector<WorkerView> views;
-  for (size_t i = 0; i < workers_.size(); ++i) views.push_back(View(i));
+  for (const auto& [id, worker] : workers_) views.push_back(View(id));
   return views;
 }
 
 std::vector<WorkerView> WorkerDirectory::ListTenant(absl::string_view tenant) const {
   std::vector<WorkerView> views;
-  for (size_t i = 0; i < workers_.size(); ++i) {
-    if (workers_[i].endpoint.tenant == tenant) views.push_back(View(i));
+  for (const auto& [id, worker] : workers_) {
+    if (worker.endpoint.tenant == tenant) views.push_back(View(id));
   }
   return views;
 }

@@ -1,13 +1,18 @@
 // What the router knows about its workers: whose they are, whether they answer, whether they drain,
 // and how many requests they have. Pure.
 //
+// A target of the configuration stands for one worker or, if it is a name, for as many as it has
+// addresses; which these are is told by SetAddresses. A worker whose address no target of its
+// tenant and model has any more leaves: it is not chosen, finishes what it has, and is forgotten.
+//
 // A worker is chosen only if its last health check passed, nothing has failed since, and it is not
-// draining. Before its first check a worker is not chosen.
+// draining or leaving. Before its first check a worker is not chosen.
 //
 // Threads: none of its own; the caller serialises.
 #ifndef PALIMPSEST_ROUTER_CORE_WORKER_DIRECTORY_H_
 #define PALIMPSEST_ROUTER_CORE_WORKER_DIRECTORY_H_
 
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -25,6 +30,14 @@ struct WorkerEndpoint {
   std::string tenant;
   std::string model;
   std::string address;  // gRPC target
+
+  friend bool operator==(const WorkerEndpoint&, const WorkerEndpoint&) = default;
+};
+
+// A worker of a target, as SetAddresses made it.
+struct NewWorker {
+  WorkerId id;
+  WorkerEndpoint endpoint;
 };
 
 struct WorkerView {
@@ -48,7 +61,17 @@ struct PollResult {
 
 class WorkerDirectory {
  public:
-  WorkerDirectory(std::vector<WorkerEndpoint> workers, std::unique_ptr<PlacementPolicy> policy);
+  // No target has an address yet.
+  WorkerDirectory(std::vector<WorkerEndpoint> targets, std::unique_ptr<PlacementPolicy> policy);
+
+  // The addresses that a target (by its index) has now; returns the workers that this added.
+  std::vector<NewWorker> SetAddresses(size_t target, const std::vector<std::string>& addresses);
+  // Why a target's addresses are not known, or not known any better than before.
+  void SetProblem(size_t target, const absl::Status& status);
+  // Forgets the workers that left and have no request, poll or drain any more; their ids do not
+  // return. From then on every call that names them is a mistake, but for ReportFailure and
+  // SilentSince.
+  std::vector<WorkerId> TakeGone();
 
   // Chooses a worker outside `excluded` and counts the request as outstanding until Finished.
   // UNAVAILABLE says why nobody can take it.
@@ -76,14 +99,21 @@ class WorkerDirectory {
   void BeginDrain(WorkerId worker);
   void EndDrain(WorkerId worker);
 
-  const WorkerEndpoint& endpoint(WorkerId worker) const;
+  WorkerView View(WorkerId worker) const;
   std::vector<WorkerView> List() const;
   std::vector<WorkerView> ListTenant(absl::string_view tenant) const;
   size_t size() const { return workers_.size(); }
 
  private:
+  struct Target {
+    WorkerEndpoint endpoint;
+    std::vector<std::string> addresses;
+    std::string problem = "its name is not resolved yet";
+  };
   struct Worker {
     WorkerEndpoint endpoint;
+    bool leaving = false;
+    int32_t polls = 0;  // that have not ended
     bool healthy = false;
     bool draining = false;
     int32_t drain_calls = 0;
@@ -98,10 +128,12 @@ class WorkerDirectory {
   };
 
   Worker& At(WorkerId worker);
-  WorkerView View(size_t index) const;
+  bool IsListed(const WorkerEndpoint& endpoint) const;
   absl::Status NobodyError(absl::string_view tenant, absl::string_view model) const;
 
-  std::vector<Worker> workers_;
+  std::vector<Target> targets_;
+  std::map<WorkerId, Worker> workers_;
+  uint32_t next_id_ = 0;
   std::unique_ptr<PlacementPolicy> policy_;
   uint64_t placements_ = 0;
   uint64_t polls_ = 0;

@@ -1,5 +1,6 @@
 #include "router/core/worker_directory.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <map>
@@ -8,12 +9,22 @@
 namespace palimpsest::router {
 namespace {
 
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+
 std::vector<WorkerEndpoint> Endpoints() {
   return {{"alpha", "m", "a0"}, {"alpha", "m", "a1"}, {"beta", "m", "b0"}, {"alpha", "n", "a2"}};
 }
 
 WorkerDirectory Directory() {
-  return WorkerDirectory(Endpoints(), std::make_unique<LeastOutstanding>());
+  WorkerDirectory directory(Endpoints(), std::make_unique<LeastOutstanding>());
+  for (size_t i = 0; i < Endpoints().size(); ++i) {
+    directory.SetAddresses(i, {Endpoints()[i].address});
+  }
+  return directory;
 }
 
 void Poll(WorkerDirectory& directory, uint32_t worker, PollResult result = {}) {
@@ -98,6 +109,62 @@ TEST(WorkerDirectory, AWorkerIsSilentAfterTwoPollsWithoutAnyAnswer) {
   Poll(directory, 0, {absl::UnavailableError("it does not serve"), t0 + absl::Seconds(9)});
   EXPECT_EQ(directory.SilentSince(id), absl::InfiniteFuture());
   EXPECT_FALSE(directory.List()[0].healthy);
+}
+
+TEST(WorkerDirectory, ANameWithoutAddressesIsNamedInTheError) {
+  WorkerDirectory directory({{"alpha", "m", "name:1"}, {"beta", "m", "other:1"}},
+                            std::make_unique<LeastOutstanding>());
+  const auto error = [&] {
+    return std::string(directory.Choose("alpha", "m", {}, {}).status().message());
+  };
+  EXPECT_THAT(error(), HasSubstr("name:1: its name is not resolved yet"));
+  directory.SetProblem(0, absl::UnavailableError("no such name"));
+  EXPECT_THAT(error(), HasSubstr("name:1: no such name"));
+  directory.SetAddresses(0, {});
+  EXPECT_THAT(error(), AllOf(HasSubstr("no address"), Not(HasSubstr("other"))));
+}
+
+TEST(WorkerDirectory, EveryAddressOfANameIsAWorker) {
+  WorkerDirectory directory({{"alpha", "m", "name:1"}, {"alpha", "m", "x"}},
+                            std::make_unique<LeastOutstanding>());
+  EXPECT_EQ(directory.SetAddresses(0, {"x", "y"}).size(), 2);
+  EXPECT_TRUE(directory.SetAddresses(1, {"x"}).empty()) << "the same worker under two names";
+  PollAll(directory);
+  EXPECT_NE(directory.Choose("alpha", "m", {}, {}).value(),
+            directory.Choose("alpha", "m", {}, {}).value());
+  directory.SetAddresses(0, {});
+  directory.Finished(WorkerId(1));
+  EXPECT_THAT(directory.TakeGone(), ElementsAre(WorkerId(1))) << "x is still there by itself";
+}
+
+TEST(WorkerDirectory, AWorkerThatLeavesFinishesWhatItHas) {
+  WorkerDirectory directory({{"alpha", "m", "name:1"}}, std::make_unique<LeastOutstanding>());
+  directory.SetAddresses(0, {"x"});
+  PollAll(directory);
+  const WorkerId x = directory.Choose("alpha", "m", {}, {}).value();
+  const uint64_t poll = directory.BeginPoll(x);
+  const std::vector<NewWorker> added = directory.SetAddresses(0, {"y"});
+  ASSERT_EQ(added.size(), 1);
+  EXPECT_TRUE(directory.View(x).draining);
+  EXPECT_THAT(std::string(directory.Choose("alpha", "m", {}, {}).status().message()),
+              AllOf(HasSubstr("y: not checked yet"), Not(HasSubstr("x:"))));
+  EXPECT_THAT(directory.TakeGone(), IsEmpty());
+  directory.Finished(x);
+  EXPECT_THAT(directory.TakeGone(), IsEmpty()) << "a poll runs";
+  directory.EndPoll(x, poll, {});
+  EXPECT_THAT(directory.TakeGone(), ElementsAre(x));
+  directory.ReportFailure(x, absl::UnavailableError("late news"));
+  EXPECT_NE(directory.SetAddresses(0, {"x", "y"}).front().id, x) << "ids do not return";
+}
+
+TEST(WorkerDirectory, AnAddressThatReturnsInTimeIsTheSameWorker) {
+  WorkerDirectory directory({{"alpha", "m", "name:1"}}, std::make_unique<LeastOutstanding>());
+  directory.SetAddresses(0, {"x"});
+  PollAll(directory);
+  const WorkerId x = directory.Choose("alpha", "m", {}, {}).value();
+  directory.SetAddresses(0, {});
+  EXPECT_TRUE(directory.SetAddresses(0, {"x"}).empty());
+  EXPECT_EQ(directory.Choose("alpha", "m", {}, {}).value(), x);
 }
 
 TEST(WorkerDirectory, AListOfOneTenantHoldsNobodyElse) {

@@ -48,7 +48,7 @@ class GenerateCall::Attempt final : public grpc::ClientReadReactor<v1::WorkerGen
 
   void Start() {
     self_ = shared_from_this();
-    call_->router_.workers.stub(worker_).async()->Generate(&context_, &request_, this);
+    call_->router_.workers.stub(worker_)->async()->Generate(&context_, &request_, this);
     AddHold();
     ReadNext();
     StartCall();

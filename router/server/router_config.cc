@@ -72,6 +72,8 @@ absl::StatusOr<RouterConfig> ReadRouterConfig(YamlConfig& yaml) {
       health.Duration("timeout", absl::Milliseconds(10), absl::Minutes(10), absl::Seconds(5));
   config.silence_timeout =
       health.Duration("silence_timeout", absl::Milliseconds(10), absl::Hours(1), absl::Seconds(15));
+  config.resolve_interval =
+      root.Duration("resolve_interval", absl::Milliseconds(100), absl::Hours(1), absl::Seconds(5));
   if (root.Has("tls")) {
     ConfigReader tls = root.Map("tls");
     config.tls_certificate = tls.String("cert");

@@ -43,6 +43,8 @@ struct RouterConfig {
   // A worker that has answered neither a request nor a health check for so long loses its streams
   // to others.
   absl::Duration silence_timeout;
+  // How often workers' names are resolved again.
+  absl::Duration resolve_interval;
   LogLevel log_level = LogLevel::kInfo;
   std::vector<TenantEntry> tenants;
 };

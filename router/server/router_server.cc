@@ -86,7 +86,8 @@ absl::Status RouterServer::Open(const RouterConfig& config) {
   absl::StatusOr<std::unique_ptr<TokenFile>> tokens = TokenFile::Open(config.auth_file);
   if (!tokens.ok()) return tokens.status();
   tokens_ = *std::move(tokens);
-  WorkerPoolOptions options{EndpointsOf(config), "", config.health_interval, config.health_timeout};
+  WorkerPoolOptions options{EndpointsOf(config), "", config.health_interval, config.health_timeout,
+                            config.resolve_interval};
   if (!config.worker_token_file.empty()) {
     absl::StatusOr<std::string> token = ReadSecretFile(config.worker_token_file);
     if (!token.ok()) return token.status();
@@ -138,10 +139,19 @@ void RouterServer::ExportGauges() {
     metric_handles_.Gauge<"palimpsest_router_requests_in_flight">(tenant).Set(load.in_flight);
     metric_handles_.Gauge<"palimpsest_router_queued_requests">(tenant).Set(load.waiting);
   }
+  struct Count {
+    int healthy = 0, draining = 0, unhealthy = 0;
+  };
+  std::map<std::string, Count> counts;
+  for (const auto& [tenant, limits] : limits_) counts[tenant] = {};
   for (const WorkerView& worker : workers_->List()) {
-    metric_handles_
-        .Gauge<"palimpsest_router_worker_healthy">(worker.endpoint.tenant, worker.endpoint.address)
-        .Set(worker.healthy ? 1 : 0);
+    Count& count = counts[worker.endpoint.tenant];
+    ++(worker.draining ? count.draining : worker.healthy ? count.healthy : count.unhealthy);
+  }
+  for (const auto& [tenant, count] : counts) {
+    metric_handles_.Gauge<"palimpsest_router_workers">(tenant, "healthy").Set(count.healthy);
+    metric_handles_.Gauge<"palimpsest_router_workers">(tenant, "draining").Set(count.draining);
+    metric_handles_.Gauge<"palimpsest_router_workers">(tenant, "unhealthy").Set(count.unhealthy);
   }
 }
 

@@ -5,11 +5,13 @@
 
 #include <algorithm>
 #include <atomic>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
+#include "common/log.h"
 #include "router/server/health_probe.h"
 
 namespace palimpsest::router {
@@ -17,6 +19,8 @@ namespace {
 
 // Time left for a worker's answer to a drain to travel before the caller's own deadline.
 constexpr absl::Duration kDrainAnswerMargin = absl::Milliseconds(200);
+// Addresses of one name that become workers.
+constexpr size_t kMaxAddresses = 256;
 
 std::shared_ptr<grpc::Channel> Connect(const std::string& address) {
   grpc::ChannelArguments arguments;
@@ -38,11 +42,13 @@ std::shared_ptr<grpc::Channel> Connect(const std::string& address) {
 // One health check and, if it passes, one GetStats.
 class WorkerPool::Poll : public std::enable_shared_from_this<Poll> {
  public:
-  Poll(WorkerPool& pool, WorkerId worker, uint64_t number)
+  Poll(WorkerPool& pool, WorkerId worker, uint64_t number, const Connection& connection)
       : pool_(pool),
         worker_(worker),
         number_(number),
-        probe_(pool.connections_.at(worker.value())->channel) {}
+        expected_(connection.endpoint),
+        stub_(connection.stub),
+        probe_(connection.channel) {}
 
   WorkerId worker() const { return worker_; }
   uint64_t number() const { return number_; }
@@ -69,10 +75,10 @@ class WorkerPool::Poll : public std::enable_shared_from_this<Poll> {
  private:
   void GetStats() {
     pool_.Authorize(stats_context_);
-    pool_.stub(worker_).async()->GetStats(&stats_context_, &request_, &stats_,
-                                          [self = shared_from_this()](const grpc::Status& s) {
-                                            self->pool_.PollEnded(self.get(), self->Result(s));
-                                          });
+    stub_->async()->GetStats(&stats_context_, &request_, &stats_,
+                             [self = shared_from_this()](const grpc::Status& s) {
+                               self->pool_.PollEnded(self.get(), self->Result(s));
+                             });
   }
 
   PollResult Result(const grpc::Status& status) const {
@@ -87,8 +93,7 @@ class WorkerPool::Poll : public std::enable_shared_from_this<Poll> {
     result.load.kv_blocks_free = static_cast<int32_t>(stats_.kv_blocks_free());
     result.load.kv_blocks_cached = static_cast<int32_t>(stats_.kv_blocks_cached());
     result.load.max_sequence_tokens = static_cast<int32_t>(stats_.max_sequence_tokens());
-    const WorkerEndpoint& expected = pool_.options_.workers.at(worker_.value());
-    if (stats_.tenant() != expected.tenant || stats_.model() != expected.model) {
+    if (stats_.tenant() != expected_.tenant || stats_.model() != expected_.model) {
       result.status = absl::UnavailableError(
           "it serves another tenant or model than the router's configuration says");
     }
@@ -98,6 +103,8 @@ class WorkerPool::Poll : public std::enable_shared_from_this<Poll> {
   WorkerPool& pool_;
   const WorkerId worker_;
   const uint64_t number_;
+  const WorkerEndpoint expected_;
+  const std::shared_ptr<v1::Worker::Stub> stub_;
   HealthProbe probe_;
   grpc::ClientContext check_context_;
   grpc::ClientContext stats_context_;
@@ -111,15 +118,23 @@ WorkerPool::WorkerPool(WorkerPoolOptions options, const Clock& clock)
       clock_(clock),
       directory_(options_.workers, std::make_unique<LeastOutstanding>()),
       jitter_(std::random_device{}()) {
-  for (const WorkerEndpoint& worker : options_.workers) {
-    auto connection = std::make_unique<Connection>();
-    connection->channel = Connect(worker.address);
-    connection->stub = v1::Worker::NewStub(connection->channel);
-    connections_.push_back(std::move(connection));
+  MutexLock lock(&mutex_);
+  for (size_t i = 0; i < options_.workers.size(); ++i) {
+    const std::string& address = options_.workers[i].address;
+    const std::optional<HostPort> name = NameOf(address);
+    if (!name) {
+      SetAddresses(i, {address});
+      continue;
+    }
+    auto found = std::find_if(names_.begin(), names_.end(),
+                              [&](const Name& other) { return other.name == *name; });
+    if (found == names_.end()) found = names_.insert(found, Name{*name, {}, {}, {}});
+    found->targets.push_back(i);
   }
 }
 
 WorkerPool::~WorkerPool() {
+  resolver_.reset();
   std::vector<std::shared_ptr<Poll>> polls;
   {
     MutexLock lock(&mutex_);
@@ -134,11 +149,74 @@ WorkerPool::~WorkerPool() {
 }
 
 void WorkerPool::Start() {
+  std::vector<HostPort> names;
+  {
+    MutexLock lock(&mutex_);
+    for (const Name& name : names_) names.push_back(name.name);
+  }
   thread_ = std::thread([this] { PollLoop(); });
+  resolver_ = std::make_unique<NameResolver>(
+      std::move(names), options_.resolve_interval, options_.lookup,
+      [this](size_t name, const absl::StatusOr<std::vector<std::string>>& found) {
+        OnResolved(name, found);
+      });
+}
+
+// A lookup that fails leaves the addresses as they are: what they lead to is checked anyway.
+void WorkerPool::OnResolved(size_t index, const absl::StatusOr<std::vector<std::string>>& found) {
+  std::vector<std::string> addresses = found.value_or(std::vector<std::string>());
+  const size_t addresses_found = addresses.size();
+  if (addresses.size() > kMaxAddresses) addresses.resize(kMaxAddresses);
+  HostPort host;
+  bool news = false;
+  {
+    MutexLock lock(&mutex_);
+    Name& name = names_.at(index);
+    host = name.name;
+    news = name.problem != found.status() || (found.ok() && name.addresses != addresses);
+    name.problem = found.status();
+    if (found.ok()) name.addresses = addresses;
+    for (size_t target : name.targets) {
+      if (found.ok()) {
+        SetAddresses(target, addresses);
+      } else {
+        directory_.SetProblem(target, found.status());
+      }
+    }
+    changed_.SignalAll();
+  }
+  if (!news) return;
+  if (!found.ok()) {
+    Log(LogLevel::kWarning, "workers' name not resolved, the last addresses stay",
+        {{"name", host.host}, {"error", found.status()}});
+  } else {
+    Log(LogLevel::kInfo, "workers' name resolved",
+        {{"name", host.host},
+         {"addresses", absl::StrJoin(addresses, " ")},
+         {"left_out", addresses_found - addresses.size()}});
+  }
+}
+
+void WorkerPool::SetAddresses(size_t target, const std::vector<std::string>& addresses) {
+  for (const NewWorker& worker : directory_.SetAddresses(target, addresses)) {
+    Connection& connection = connections_[worker.id];
+    connection.channel = Connect(worker.endpoint.address);
+    connection.stub = v1::Worker::NewStub(connection.channel);
+    connection.endpoint = worker.endpoint;
+  }
+}
+
+void WorkerPool::DropGone() {
+  std::vector<Connection> gone;  // closed outside the lock
+  MutexLock lock(&mutex_);
+  for (WorkerId worker : directory_.TakeGone()) {
+    gone.push_back(std::move(connections_.extract(worker).mapped()));
+  }
 }
 
 void WorkerPool::PollLoop() {
   while (true) {
+    DropGone();
     const absl::Time next = StartDuePolls();
     MutexLock lock(&mutex_);
     if (stopping_) return;
@@ -155,13 +233,12 @@ absl::Time WorkerPool::StartDuePolls() {
     if (stopping_) return next;
     const absl::Time now = clock_.Now();
     std::uniform_real_distribution<double> factor(0.8, 1.2);
-    for (size_t i = 0; i < connections_.size(); ++i) {
-      Connection& connection = *connections_[i];
+    for (auto& [worker, connection] : connections_) {
       if (connection.next_poll <= now && !connection.polling) {
         connection.polling = true;
         connection.next_poll = now + options_.interval * factor(jitter_);
-        const WorkerId worker(static_cast<uint32_t>(i));
-        due.push_back(std::make_shared<Poll>(*this, worker, directory_.BeginPoll(worker)));
+        due.push_back(
+            std::make_shared<Poll>(*this, worker, directory_.BeginPoll(worker), connection));
       }
       if (!connection.polling || connection.next_poll > now) {
         next = std::min(next, connection.next_poll);
@@ -177,12 +254,17 @@ void WorkerPool::PollEnded(Poll* poll, const PollResult& result) {
   std::shared_ptr<Poll> ended;  // outlives the lock
   MutexLock lock(&mutex_);
   directory_.EndPoll(poll->worker(), poll->number(), result);
-  connections_.at(poll->worker().value())->polling = false;
+  connections_.at(poll->worker()).polling = false;
   const auto found = std::find_if(polls_.begin(), polls_.end(),
                                   [&](const auto& other) { return other.get() == poll; });
   ended = std::move(*found);
   polls_.erase(found);
   changed_.SignalAll();
+}
+
+std::shared_ptr<v1::Worker::Stub> WorkerPool::stub(WorkerId worker) const {
+  MutexLock lock(&mutex_);
+  return connections_.at(worker).stub;
 }
 
 absl::StatusOr<WorkerId> WorkerPool::Choose(absl::string_view tenant, absl::string_view model,
@@ -232,16 +314,18 @@ void WorkerPool::Authorize(grpc::ClientContext& context) const {
   context.AddMetadata("authorization", absl::StrCat("Bearer ", options_.token));
 }
 
+struct WorkerPool::DrainCall {
+  WorkerId worker;
+  std::shared_ptr<v1::Worker::Stub> stub;
+  grpc::ClientContext context;
+  v1::DrainRequest request;
+  v1::DrainResponse response;
+  grpc::Status status;
+};
+
 // A drain of several workers; `done` is called when the last of them answered.
 struct WorkerPool::Drain {
-  struct Call {
-    WorkerId worker;
-    grpc::ClientContext context;
-    v1::DrainRequest request;
-    v1::DrainResponse response;
-    grpc::Status status;
-  };
-  std::vector<std::unique_ptr<Call>> calls;
+  std::vector<std::unique_ptr<DrainCall>> calls;
   std::atomic<size_t> unanswered;
   std::function<void(absl::StatusOr<int32_t>)> done;
 
@@ -249,7 +333,7 @@ struct WorkerPool::Drain {
     if (unanswered.fetch_sub(1) > 1) return;
     std::vector<std::string> problems;
     int32_t remaining = 0;
-    for (const std::unique_ptr<Call>& call : calls) {
+    for (const std::unique_ptr<DrainCall>& call : calls) {
       if (!call->status.ok()) problems.push_back(call->status.error_message());
       remaining += static_cast<int32_t>(call->response.remaining_requests());
     }
@@ -268,34 +352,35 @@ void WorkerPool::DrainTenant(absl::string_view tenant, absl::Time deadline,
     MutexLock lock(&mutex_);
     for (const WorkerView& worker : directory_.ListTenant(tenant)) {
       directory_.BeginDrain(worker.id);
-      drain->calls.push_back(std::make_unique<Drain::Call>());
+      drain->calls.push_back(std::make_unique<DrainCall>());
       drain->calls.back()->worker = worker.id;
+      drain->calls.back()->stub = connections_.at(worker.id).stub;
     }
   }
   if (drain->calls.empty()) return drain->done(0);
   drain->unanswered = drain->calls.size();
-  for (const std::unique_ptr<Drain::Call>& owned : drain->calls) {
-    Drain::Call* call = owned.get();
+  for (const std::unique_ptr<DrainCall>& owned : drain->calls) {
+    DrainCall* call = owned.get();
     call->context.set_deadline(absl::ToChronoTime(deadline - kDrainAnswerMargin));
     Authorize(call->context);
-    stub(call->worker)
-        .async()
-        ->Drain(&call->context, &call->request, &call->response,
-                [this, drain, call](const grpc::Status& status) {
-                  call->status = status;
-                  {
-                    MutexLock lock(&mutex_);
-                    directory_.EndDrain(call->worker);
-                    // The worker drains, but could not say so before the deadline.
-                    if (status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED) {
-                      call->status = grpc::Status::OK;
-                      call->response.set_remaining_requests(static_cast<uint32_t>(
-                          directory_.List()[call->worker.value()].outstanding));
-                    }
-                  }
-                  drain->Answered();
-                });
+    call->stub->async()->Drain(&call->context, &call->request, &call->response,
+                               [this, drain, call](const grpc::Status& status) {
+                                 DrainAnswered(*call, status);
+                                 drain->Answered();
+                               });
   }
+}
+
+void WorkerPool::DrainAnswered(DrainCall& call, const grpc::Status& status) {
+  call.status = status;
+  MutexLock lock(&mutex_);
+  // The worker drains, but could not say so before the deadline.
+  if (status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED) {
+    call.status = grpc::Status::OK;
+    call.response.set_remaining_requests(
+        static_cast<uint32_t>(directory_.View(call.worker).outstanding));
+  }
+  directory_.EndDrain(call.worker);
 }
 
 }  // namespace palimpsest::router

@@ -1,5 +1,6 @@
 // The router's connections to its workers: one channel each, health checks, and the directory of
-// who can take a request (router/core/worker_directory.h).
+// who can take a request (router/core/worker_directory.h). Targets that are names are resolved
+// again and again, and each of their addresses is a worker.
 //
 // Threads: all methods are thread-safe; none blocks but Start and the destructor. Callbacks run on
 // gRPC's threads.
@@ -13,6 +14,7 @@
 #include <grpcpp/client_context.h>
 
 #include <functional>
+#include <map>
 #include <memory>
 #include <random>
 #include <string>
@@ -29,16 +31,20 @@
 #include "common/mutex.h"
 #include "proto/palimpsest/v1/worker.grpc.pb.h"
 #include "router/core/worker_directory.h"
+#include "router/server/name_resolver.h"
 
 namespace palimpsest::router {
 
 struct WorkerPoolOptions {
+  // The targets of the configuration.
   std::vector<WorkerEndpoint> workers;
   // Sent to workers as `authorization: Bearer <token>`; empty sends none.
   std::string token;
   // Each worker is polled every interval, give or take a fifth; a poll fails after `timeout`.
   absl::Duration interval = absl::Seconds(1);
   absl::Duration timeout = absl::Seconds(2);
+  absl::Duration resolve_interval = absl::Seconds(5);
+  NameResolver::Lookup lookup = LookUp;
 };
 
 class WorkerPool {
@@ -48,7 +54,7 @@ class WorkerPool {
   // Cancels the polls in flight and waits for them.
   ~WorkerPool();
 
-  // Starts the thread that polls the workers, at once and then at intervals.
+  // Starts to resolve names, and the thread that polls the workers, at once and then at intervals.
   void Start();
 
   // See WorkerDirectory.
@@ -65,7 +71,8 @@ class WorkerPool {
   // yet.
   int32_t MaxSequenceTokens(absl::string_view tenant, absl::string_view model) const;
 
-  v1::Worker::Stub& stub(WorkerId worker) { return *connections_.at(worker.value())->stub; }
+  // Of a worker that has a request.
+  std::shared_ptr<v1::Worker::Stub> stub(WorkerId worker) const;
 
   // Adds the router's credentials.
   void Authorize(grpc::ClientContext& context) const;
@@ -78,29 +85,47 @@ class WorkerPool {
  private:
   struct Connection {
     std::shared_ptr<grpc::Channel> channel;
-    std::unique_ptr<v1::Worker::Stub> stub;
+    std::shared_ptr<v1::Worker::Stub> stub;
+    WorkerEndpoint endpoint;
     absl::Time next_poll = absl::InfinitePast();
     bool polling = false;
   };
   class Poll;
+  struct DrainCall;
   struct Drain;
+
+  void OnResolved(size_t name, const absl::StatusOr<std::vector<std::string>>& found)
+      ABSL_LOCKS_EXCLUDED(mutex_);
+  void SetAddresses(size_t target, const std::vector<std::string>& addresses)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void DropGone() ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Starts the polls that are due; returns when the next one is.
   absl::Time StartDuePolls() ABSL_LOCKS_EXCLUDED(mutex_);
   void PollEnded(Poll* poll, const PollResult& result) ABSL_LOCKS_EXCLUDED(mutex_);
   void PollLoop();
+  void DrainAnswered(DrainCall& call, const grpc::Status& status) ABSL_LOCKS_EXCLUDED(mutex_);
 
   const WorkerPoolOptions options_;
   const Clock& clock_;
-  std::vector<std::unique_ptr<Connection>> connections_;
+  // The names to resolve, the targets that each stands for, and what was found last.
+  struct Name {
+    HostPort name;
+    std::vector<size_t> targets;
+    absl::Status problem;
+    std::vector<std::string> addresses;
+  };
 
   mutable Mutex mutex_;
   CondVar changed_;
   WorkerDirectory directory_ ABSL_GUARDED_BY(mutex_);
+  std::map<WorkerId, Connection> connections_ ABSL_GUARDED_BY(mutex_);
+  std::vector<Name> names_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::shared_ptr<Poll>> polls_ ABSL_GUARDED_BY(mutex_);
   std::minstd_rand jitter_ ABSL_GUARDED_BY(mutex_);
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   std::thread thread_;
+  std::unique_ptr<NameResolver> resolver_;
 };
 
 }  // namespace palimpsest::router

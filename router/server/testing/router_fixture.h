@@ -45,6 +45,7 @@ class RouterFixture : public ::testing::Test {
     config_.health_interval = absl::Milliseconds(20);
     config_.health_timeout = absl::Seconds(10);
     config_.silence_timeout = absl::Seconds(30);
+    config_.resolve_interval = absl::Seconds(1);
     const AdmissionLimits limits{2048, 16, absl::Seconds(60)};
     config_.tenants = {
         {"alpha", limits, {{"m", folder_.path(), {alpha0_.address(), alpha1_.address()}}}},
