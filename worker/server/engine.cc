@@ -322,9 +322,9 @@ void Engine::FailStalled() {
     if (!refusal_.empty()) absl::StrAppend(&reason, " (the broker refused them: ", refusal_, ")");
   }
   Fail(Who::kAll,
-       absl::UnavailableError(
-           absl::StrCat("no step could run for ", absl::FormatDuration(now - last_progress_), ": ",
-                        reason, connected_ ? "" : ", and the broker is not connected")),
+       absl::UnavailableError(absl::StrCat("no step could run for ",
+                                           absl::FormatDuration(now - last_progress_), ": ", reason,
+                                           connected_ ? "" : ", and the broker is not connected")),
        kDefaultRetryAfter);
 }
 
