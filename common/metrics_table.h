@@ -77,10 +77,10 @@ inline constexpr auto kMetricTable = [] {
     {"palimpsest_broker_image_bytes", P::kBroker, T::kGauge, U::kBytes, "Host memory held by a tenant's parameter image; tenants with the same model share one.", {"tenant"}},
     {"palimpsest_broker_image_pack_seconds", P::kBroker, T::kHistogram, U::kSeconds, "Duration of packing a parameter image, by phase (fingerprint, pack, checksum).", {"phase"}, B::kLong},
     // Worker: the engine.
-    {"palimpsest_worker_step_seconds", P::kWorker, T::kHistogram, U::kSeconds, "Duration of the parts of a step (schedule, execute, commit).", {"part"}, B::kShort},
+    {"palimpsest_worker_step_seconds", P::kWorker, T::kHistogram, U::kSeconds, "Duration of the parts of a step: schedule, submit, wait (for its tokens), commit, stream (handing out tokens).", {"part"}, B::kShort},
     {"palimpsest_worker_batch_sequences", P::kWorker, T::kHistogram, U::kNone, "Sequences in a step.", {}, B::kCounts},
     {"palimpsest_worker_batch_tokens", P::kWorker, T::kHistogram, U::kNone, "Tokens computed in a step.", {}, B::kCounts},
-    {"palimpsest_worker_tokens_total", P::kWorker, T::kCounter, U::kNone, "Tokens by kind: prompt (computed), cached (prompt tokens found in the prefix cache), generated.", {"kind"}},
+    {"palimpsest_worker_tokens_total", P::kWorker, T::kCounter, U::kNone, "Tokens by kind: prompt (computed), cached (prompt tokens found in the prefix cache), generated, discarded (of sequences that had ended).", {"kind"}},
     {"palimpsest_worker_preemptions_total", P::kWorker, T::kCounter, U::kNone, "Sequences that gave up their KV cache and will be computed again."},
     {"palimpsest_worker_sequences", P::kWorker, T::kGauge, U::kNone, "Sequences by state (running, waiting).", {"state"}},
     {"palimpsest_worker_requests_total", P::kWorker, T::kCounter, U::kNone, "Finished requests by outcome: a finish reason (stop, length, cancelled) or a gRPC status code.", {"outcome"}},

@@ -11,8 +11,8 @@ class BlockCopier {
  public:
   virtual ~BlockCopier() = default;
 
-  // Called by the engine thread at a step boundary. The copies are complete when it returns. No
-  // target is a source.
+  // Called by the engine thread when no step is in flight. The copies are complete when it returns.
+  // No target is a source.
   virtual void Copy(absl::Span<const BlockMove> moves) = 0;
 };
 

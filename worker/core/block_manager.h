@@ -13,7 +13,10 @@
 // DISPLACED→UNUSABLE, {FREE, CACHED}→UNUSABLE. Low ids are handed out first, so that high slabs
 // empty out and cost nothing to give back.
 //
-// Not thread-safe. Does not block. Called at step boundaries only.
+// A block that is released may still be used by steps in flight: whoever gets it next must come
+// after them. Before BeginGive they must be done.
+//
+// Not thread-safe. Does not block.
 #ifndef PALIMPSEST_WORKER_CORE_BLOCK_MANAGER_H_
 #define PALIMPSEST_WORKER_CORE_BLOCK_MANAGER_H_
 

@@ -59,9 +59,6 @@ struct ModelMemory {
   Bytes workspace_bytes;
 };
 
-// One step runs while the next is prepared; more would only delay what depends on the tokens.
-inline constexpr int kMaxPipelineDepth = 2;
-
 class ModelRunner {
  public:
   virtual ~ModelRunner() = default;

@@ -7,11 +7,22 @@
 // and is computed again later (usually from the prefix cache). The oldest sequence is never
 // preempted for another one, so it always finishes, and nothing starves.
 //
-// Legal order: Schedule, then exactly one of Commit or Abandon if the plan had chunks; everything
-// else only outside such a pair (the step boundary). Not thread-safe. Does not block.
+// Pipeline: Schedule may be called again while steps are in flight, up to config.pipeline_depth. It
+// then assumes that every sequence goes on whose number of tokens allows it: the chunk continues
+// the token that the step before samples (SequenceChunk::token_from). All sequences take part, with
+// stop strings and penalties too: if Commit finds that one has ended, or it was cancelled, what the
+// later step samples for it is discarded. Steps take effect in order, so blocks are free for the
+// next plan as soon as a sequence lets go of them, although steps in flight may still use them; but
+// nobody else may touch memory before these are done, which is why GiveSlabs and Compact require
+// that none is in flight. KV is published to the prefix cache by Commit, when it exists. A sequence
+// that is preempted while in flight keeps the token, not the KV.
+//
+// Legal order: each plan with chunks is in flight until its Commit, oldest first, or until Abandon,
+// which ends all of them. Not thread-safe. Does not block.
 #ifndef PALIMPSEST_WORKER_CORE_SCHEDULER_H_
 #define PALIMPSEST_WORKER_CORE_SCHEDULER_H_
 
+#include <array>
 #include <cstdint>
 #include <deque>
 #include <memory>
@@ -24,40 +35,19 @@
 #include "absl/types/span.h"
 #include "common/ids.h"
 #include "worker/core/block_manager.h"
-#include "worker/core/kv_geometry.h"
 #include "worker/core/kv_target.h"
+#include "worker/core/scheduler_config.h"
 #include "worker/core/sequence.h"
 #include "worker/core/step_plan.h"
 #include "worker/core/token_bytes.h"
 
 namespace palimpsest {
 
-struct SchedulerConfig {
-  KvGeometry geometry;
-  // Slabs that may be mapped at once; at most the region's.
-  int32_t max_kv_slabs = 0;
-  int32_t vocab_size = 0;
-  // Longest sequence (prompt and output) in tokens.
-  int32_t max_sequence_tokens = 0;
-  // Tokens that a token sees, itself included; 0: all.
-  int32_t sliding_window = 0;
-  std::vector<TokenId> eos_token_ids;
-  int32_t max_batch_sequences = 32;
-  // Tokens of one step; at least max_batch_sequences, so that every decode takes part in every
-  // step.
-  int32_t max_step_tokens = 512;
-  // Sequences that may wait beside a full batch.
-  int32_t queue_capacity = 256;
-
-  int32_t max_sequences() const { return max_batch_sequences + queue_capacity; }
-
-  absl::Status Validate() const;
-};
-
 struct SchedulerCounters {
   int64_t prompt_tokens = 0;  // of admitted sequences
   int64_t cached_tokens = 0;  // of those, taken from the prefix cache
   int64_t generated_tokens = 0;
+  int64_t discarded_tokens = 0;  // sampled for sequences that had ended
   int64_t preemptions = 0;
 };
 
@@ -67,9 +57,10 @@ class Scheduler {
   Scheduler(const SchedulerConfig& config, const TokenBytes* token_bytes,
             BlockKeyFunction key = ChainKey);
 
-  // InvalidArgument: the prompt is empty, has ids outside the vocabulary or can never fit.
-  // Thread-safe.
-  absl::Status CheckRequest(const SequenceRequest& request) const;
+  // As SchedulerConfig::CheckRequest. Thread-safe.
+  absl::Status CheckRequest(const SequenceRequest& request) const {
+    return config_.CheckRequest(request);
+  }
 
   // Queues a sequence. As CheckRequest; ResourceExhausted: there are max_sequences() already.
   absl::StatusOr<SequenceId> Add(SequenceRequest request);
@@ -94,21 +85,26 @@ class Scheduler {
     int32_t preempted = 0;
   };
 
-  // Frees `count` slabs (all, if fewer are mapped), those that cost least: moves blocks in use
-  // elsewhere, preempts the youngest sequences if there is no room.
+  // Requires that no step is in flight. Frees `count` slabs (all, if fewer are mapped), those that
+  // cost least: moves blocks in use elsewhere, preempts the youngest sequences if there is no room.
   Give GiveSlabs(int32_t count);
 
-  // For when nothing can run. If the mapped slabs would hold what the next sequence needs, but for
-  // the blocks that the holes between them cut: gives the slabs behind the holes, to be asked for
-  // again (they are mapped at the lowest free places). Otherwise gives nothing.
+  // For when nothing can run; requires that no step is in flight. If the mapped slabs would hold
+  // what the next sequence needs, but for the blocks that the holes between them cut: gives the
+  // slabs behind the holes, to be asked for again (they are mapped at the lowest free places).
+  // Otherwise gives nothing.
   Give Compact();
 
-  // The next step; without chunks if nothing can run. Valid until Commit or Abandon.
+  // The next step; without chunks if nothing can run, perhaps only until the next Commit. Requires
+  // in_flight() < pipeline_depth. To be submitted before any other call.
   const StepPlan& Schedule();
-  // The plan was executed.
+  // The oldest step in flight was executed.
   void Commit(StepResult result);
-  // The plan was not executed, or in part: its tokens will be computed again.
+  // The oldest step in flight was not executed, or in part, which voids those behind it: what they
+  // were to compute will be planned again. None may be running any more.
   void Abandon();
+
+  int32_t in_flight() const { return in_flight_; }
 
   // What happened to sequences since the last call, in order.
   std::vector<SequenceOutput> TakeOutputs();
@@ -121,52 +117,59 @@ class Scheduler {
   int32_t waiting() const { return static_cast<int32_t>(waiting_.size()); }
   const BlockManager& blocks() const { return blocks_; }
   const SchedulerCounters& counters() const { return counters_; }
-  // The longest sequence that Add accepts: as configured, or less if max_kv_slabs don't hold it.
   int32_t longest_sequence() const { return longest_sequence_; }
 
   // Aborts if the sequences and the blocks contradict each other.
   void CheckInvariants() const;
 
  private:
+  // A chunk in flight.
   struct Planned {
     Sequence* sequence;
     int32_t tokens;
+    bool samples;
+    int32_t stay;  // of the sequence; if it has changed, the KV is gone
   };
+  using Step = std::vector<Planned>;
 
-  int32_t PeakBlocks(int32_t tokens) const;
-  int32_t LongestSequence() const;
-  int32_t SlabsToHold(int32_t blocks) const;
-  void ExtendKeys(Sequence& sequence, int32_t blocks);
-  Give GiveThese(std::vector<RegionIndex> slabs);
-  int64_t NeededBlocks() const;
+  // scheduler.cc: sequences and steps.
   void ScheduleRunning(int32_t& budget, bool& stalled);
   bool AdmitNext(int32_t& budget);
-  int32_t Fit(Sequence& sequence, int32_t tokens);
   void Plan(Sequence& sequence, int32_t tokens);
-  void PreemptYoungest();
-  void ReleaseBlocks(Sequence& sequence);
-  void PublishFullBlocks(Sequence& sequence);
-  void ReleaseBeforeWindow(Sequence& sequence);
   void AppendToken(Sequence& sequence, SampledToken token);
   std::optional<int32_t> MatchStops(Sequence& sequence, TokenId token);
   bool FinishIfDone(Sequence& sequence, SequenceOutput& output);
   void Remove(Sequence& sequence);
-  void CheckBoundary() const;
+  void Sweep();
+  void CheckFlights() const;
+
+  // scheduler_memory.cc: blocks and slabs.
+  int32_t Fit(Sequence& sequence, int32_t tokens);
+  void ExtendKeys(Sequence& sequence, int32_t blocks);
+  void PublishFullBlocks(Sequence& sequence);
+  void ReleaseBeforeWindow(Sequence& sequence);
+  void ReleaseBlocks(Sequence& sequence);
+  void PreemptYoungest();
+  Give GiveThese(std::vector<RegionIndex> slabs);
+  int64_t NeededBlocks() const;
+  int32_t SlabsToHold(int32_t blocks) const;
 
   const SchedulerConfig config_;
   const TokenBytes* const token_bytes_;
   const BlockKeyFunction key_;
   BlockManager blocks_;
-  const int32_t capacity_blocks_;  // with max_kv_slabs mapped
+  const int32_t capacity_blocks_;
   const int32_t longest_sequence_;
   uint64_t next_id_ = 1;
   absl::flat_hash_map<SequenceId, std::unique_ptr<Sequence>> sequences_;
   // Both in order of arrival; every running sequence is older than every waiting one.
   std::vector<Sequence*> running_;
   std::deque<Sequence*> waiting_;
-  bool in_flight_ = false;
-  StepPlan plan_;
-  std::vector<Planned> planned_;
+  // Removed, but known to steps in flight.
+  std::vector<std::unique_ptr<Sequence>> ended_;
+  StepPlan plan_;  // the last one
+  int32_t in_flight_ = 0;
+  std::array<Step, kMaxPipelineDepth> steps_;  // the first in_flight_ of them, oldest first
   std::vector<SequenceOutput> outputs_;
   SchedulerCounters counters_;
 };

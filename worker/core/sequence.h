@@ -60,6 +60,12 @@ struct Sequence {
   Sequence& operator=(const Sequence&) = delete;
 
   int32_t size() const { return static_cast<int32_t>(tokens.size()); }
+  int32_t size_with_pending() const { return size() + pending; }
+  // Tokens to compute that no step in flight computes. None if the token that is pending is the
+  // last one by its number; whether it ends the sequence otherwise is not known.
+  int32_t remaining() const {
+    return pending > 0 && size_with_pending() >= longest_size ? 0 : size_with_pending() - submitted;
+  }
 
   const SequenceId id;
   std::vector<TokenId> tokens;  // prompt and output
@@ -72,8 +78,19 @@ struct Sequence {
   SequenceUsage usage;
   bool started = false;  // was admitted at least once
 
-  // Tokens whose KV exists. Below it whole blocks have been published up to `published`.
+  bool running = false;  // admitted and not preempted: has a place in the batch
+  bool removed = false;  // ended; here only until the steps in flight that know it are done
+
+  // Tokens that steps in flight sample: they follow those in `tokens`.
+  int32_t pending = 0;
+  int32_t steps_in_flight = 0;  // that have a chunk of the sequence
+  int32_t last_chunk = -1;      // index of the newest of these chunks in its plan
+  int32_t stay = 0;             // counts the times that its blocks were released
+
+  // Tokens whose KV exists, and with those that steps in flight write. Below `computed` whole
+  // blocks have been published up to `published`.
   int32_t computed = 0;
+  int32_t submitted = 0;
   std::vector<BlockId> blocks;
   int32_t published = 0;
   int32_t left_window = 0;             // blocks before this one have been released

@@ -16,6 +16,10 @@
 
 namespace palimpsest {
 
+// Most steps in flight: one runs while the next is prepared. More would only delay what depends on
+// the tokens.
+inline constexpr int kMaxPipelineDepth = 2;
+
 // Consecutive tokens of one sequence: a chunk of its prompt (prefill) or its last token (decode).
 struct SequenceChunk {
   // New tokens, in order; never empty. Their KV is written by this step. With `token_from` it has

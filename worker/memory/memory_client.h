@@ -3,7 +3,7 @@
 //
 // Threads: every method may be called from the engine thread; gate() from the runner's threads.
 // Nothing here blocks the engine, except AwaitStage by contract. Events are collected by background
-// threads and taken by the engine at step boundaries.
+// threads and taken by the engine between steps.
 //
 // Life: the client reconnects by itself (exponential back-off with jitter) when the broker restarts
 // and returns what it holds; mapped memory stays usable meanwhile.

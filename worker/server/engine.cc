@@ -13,14 +13,8 @@ namespace {
 
 // How long the thread sleeps at most: reports and the KV target depend on time.
 constexpr absl::Duration kLongestSleep = absl::Milliseconds(250);
-// How long nothing must have run before KV slabs are exchanged for better placed ones.
-constexpr absl::Duration kCompactionDelay = absl::Seconds(1);
-constexpr absl::Duration kFirstRetry = absl::Milliseconds(5);
-constexpr absl::Duration kLongestRetry = absl::Seconds(1);
 // How long a stream waits at most between two requests for its model's parameters.
 constexpr absl::Duration kLongestActivationRetry = absl::Seconds(5);
-// For failures that a moment may cure but that come without a hint of their own.
-constexpr absl::Duration kDefaultRetryAfter = absl::Seconds(1);
 
 }  // namespace
 
@@ -42,6 +36,7 @@ Engine::Engine(const EngineOptions& options, const EngineParts& parts)
       kv_target_(options.kv_target),
       last_progress_(parts.clock->Now()),
       streams_alive_(std::make_shared<std::atomic<int32_t>>(0)) {
+  PALIMPSEST_CHECK(options.scheduler.pipeline_depth <= parts.runner->pipeline_depth());
   parts_.memory->SetWakeup([this] { Wake(); });
 }
 
@@ -62,6 +57,7 @@ void Engine::Stop() {
     changed_.SignalAll();
   }
   if (thread_.joinable()) thread_.join();
+  Quiesce();
   TakeRequests();
   Fail(Who::kAll, absl::UnavailableError("the worker is shutting down; ask another one"),
        absl::ZeroDuration());
@@ -146,10 +142,8 @@ bool Engine::RunOnce() {
   bool busy = HandleMemoryEvents();
   busy |= TakeRequests();
   FailStalled();
-  Deliver();
   StateNeeds();
-  busy |= Step();
-  Deliver();
+  busy |= RunSteps();
   PublishStats();
   return busy;
 }
@@ -197,6 +191,7 @@ bool Engine::HandleMemoryEvents() {
 void Engine::Handle(const KvMapped& event) { scheduler_.OnSlabsMapped(event.indexes); }
 
 void Engine::Handle(const KvRevoked& event) {
+  Quiesce();
   const Scheduler::Give give = scheduler_.GiveSlabs(event.slabs);
   parts_.copier->Copy(give.moves);
   parts_.memory->FinishKvRevoke(event.id, give.slabs);
@@ -209,6 +204,7 @@ void Engine::Handle(const KvRevoked& event) {
 }
 
 void Engine::Handle(const ParametersRevoked& event) {
+  Quiesce();
   parts_.memory->FinishParameterRevoke(event.id);
   Log(LogLevel::kInfo, "parameter slabs given back",
       {{"revoke", event.id}, {"slabs", event.indexes.size()}});
@@ -250,69 +246,6 @@ void Engine::Handle(const BrokerLost& event) {
       {{"reason", event.reason}});
 }
 
-bool Engine::Step() {
-  if (scheduler_.idle()) return false;
-  const Clock& clock = *parts_.clock;
-  const absl::Time begin = clock.Now();
-  if (!parts_.memory->ParametersAvailable()) {
-    if (begin >= retry_activation_at_) {
-      parts_.memory->RequestActivation(ActivationReason::kRequest);
-    }
-    return false;
-  }
-  if (begin < retry_step_at_) return false;
-  const StepPlan& plan = scheduler_.Schedule();
-  if (plan.chunks.empty()) {
-    CompactIfStuck(begin);
-    return false;
-  }
-  const absl::Time scheduled = clock.Now();
-  absl::StatusOr<StepResult> result = [&]() -> absl::StatusOr<StepResult> {
-    if (absl::Status status = parts_.runner->Submit(plan); !status.ok()) return status;
-    return parts_.runner->Wait();
-  }();
-  if (!result.ok()) {
-    scheduler_.Abandon();
-    OnStepFailure(result.status());
-    return true;
-  }
-  const absl::Time executed = clock.Now();
-  scheduler_.Commit(*std::move(result));
-  step_failures_ = 0;
-  refusal_.clear();
-  last_progress_ = clock.Now();
-  parts_.metrics->OnStep(plan, scheduled - begin, executed - scheduled, last_progress_ - executed);
-  return true;
-}
-
-void Engine::CompactIfStuck(absl::Time now) {
-  if (now - std::max(last_progress_, last_compaction_) < kCompactionDelay) return;
-  last_compaction_ = now;
-  const Scheduler::Give give = scheduler_.Compact();
-  if (give.slabs.empty()) return;
-  parts_.copier->Copy(give.moves);
-  parts_.memory->ReleaseKv(give.slabs);
-  parts_.memory->SetKvTarget(stated_target_.target_slabs, stated_target_.needed_slabs);
-  Log(LogLevel::kInfo, "KV slabs behind holes given back, to be mapped at better places",
-      {{"slabs", give.slabs.size()}, {"moved_blocks", give.moves.size()}});
-}
-
-void Engine::OnStepFailure(const absl::Status& status) {
-  ++step_failures_;
-  Log(LogLevel::kWarning, "step abandoned",
-      {{"status", status}, {"failures_in_a_row", step_failures_}});
-  if (step_failures_ >= options_.max_step_failures) {
-    step_failures_ = 0;
-    Fail(Who::kAll,
-         absl::UnavailableError(absl::StrCat("the model could not run: ", status.message())),
-         kDefaultRetryAfter);
-    return;
-  }
-  const int doublings = std::min(step_failures_ - 1, 16);
-  retry_step_at_ =
-      parts_.clock->Now() + std::min(kLongestRetry, kFirstRetry * (int64_t{1} << doublings));
-}
-
 void Engine::FailStalled() {
   const absl::Time now = parts_.clock->Now();
   if (scheduler_.idle() || now - last_progress_ < options_.stall_timeout) return;
@@ -348,11 +281,14 @@ int32_t Engine::Fail(Who who, const absl::Status& status, absl::Duration retry_a
 // Hands the scheduler's outputs to their streams, and tells the readers afterwards.
 void Engine::Deliver() {
   std::vector<SequenceOutput> outputs = scheduler_.TakeOutputs();
+  const absl::Time begin = parts_.clock->Now();
+  const bool any = !outputs.empty();
   while (!outputs.empty()) {
     for (SequenceOutput& output : outputs) DeliverOne(output);
     outputs = scheduler_.TakeOutputs();  // of readers that were too slow
   }
   for (const auto& stream : std::exchange(to_notify_, {})) stream->Notify();
+  if (any) parts_.metrics->OnDelivered(parts_.clock->Now() - begin);
 }
 
 void Engine::DeliverOne(SequenceOutput& output) {

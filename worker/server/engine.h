@@ -1,9 +1,11 @@
 // The heart of a worker: turns requests into tokens, one step after the other, on memory that the
 // broker gives and takes.
 //
-// A turn of the engine handles what the memory client reports (slabs that came, revokes, which are
-// answered at once because no step is in flight), takes new requests and cancellations, states the
-// KV target, runs one step and hands its tokens to the requests' streams. While the parameters are
+// A turn of the engine handles what the memory client reports (slabs that came, revokes), takes new
+// requests and cancellations, states the KV target, submits steps until as many as may be are in
+// flight, hands the tokens of earlier ones to the requests' streams, and waits for the oldest. So
+// with a pipeline depth of 2 everything but the model runs while the model runs. A revoke is
+// answered when the steps in flight are done, as they may use what goes. While the parameters are
 // missing it asks for their activation and the sequences wait; a step that fails at the gate is
 // abandoned and tried again. When the broker refuses the activation, requests that have streamed
 // nothing fail with UNAVAILABLE and its retry hint, while those in mid-stream give up their KV and
@@ -55,7 +57,8 @@ struct EngineOptions {
   absl::Status Validate() const;
 };
 
-// What the engine works with; all must outlive it.
+// What the engine works with; all must outlive it. The runner must be able to have as many steps in
+// flight as the scheduler's options say.
 struct EngineParts {
   MemoryClient* memory = nullptr;
   ModelRunner* runner = nullptr;
@@ -112,6 +115,9 @@ class Engine {
   bool RunOnce();
 
  private:
+  // For failures that a moment may cure but that come without a hint of their own.
+  static constexpr absl::Duration kDefaultRetryAfter = absl::Seconds(1);
+
   struct Submission {
     std::shared_ptr<GenerationStream> stream;
     SequenceRequest request;
@@ -140,7 +146,14 @@ class Engine {
   void Handle(const BrokerConnected& event);
   void Handle(const BrokerLost& event);
 
-  bool Step();
+  // engine_step.cc
+  bool RunSteps();
+  // Plans and submits a step; false if there was none to submit.
+  bool SubmitStep();
+  // Waits for the oldest step in flight.
+  void AwaitStep();
+  // Waits for all steps in flight: slabs may go afterwards.
+  void Quiesce();
   void CompactIfStuck(absl::Time now);
   void OnStepFailure(const absl::Status& status);
   void FailStalled();
@@ -168,6 +181,7 @@ class Engine {
   absl::Time retry_activation_at_ = absl::InfinitePast();
   std::string refusal_;  // of the last activation, until a step succeeds
   absl::Time last_compaction_ = absl::InfinitePast();
+  int32_t steps_in_flight_ = 0;  // submitted to the runner
   int32_t step_failures_ = 0;
   bool connected_ = false;
 

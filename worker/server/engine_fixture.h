@@ -104,7 +104,7 @@ class EngineTest : public ::testing::Test {
   }
 
   std::vector<TokenId> Expected(const SequenceRequest& request) const {
-    return FakeModel::Reference(ModelConfig(), request.prompt, 0, request.params.seed,
+    return FakeModel::Reference(ModelConfig(), request.prompt, 0, request.params,
                                 request.params.max_tokens);
   }
 

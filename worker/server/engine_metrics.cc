@@ -23,13 +23,16 @@ const char* Outcome(FinishReason reason) {
 EngineMetrics::EngineMetrics(Metrics& metrics)
     : metrics_(metrics),
       schedule_seconds_(metrics.Histogram<"palimpsest_worker_step_seconds">("schedule")),
-      execute_seconds_(metrics.Histogram<"palimpsest_worker_step_seconds">("execute")),
+      submit_seconds_(metrics.Histogram<"palimpsest_worker_step_seconds">("submit")),
+      wait_seconds_(metrics.Histogram<"palimpsest_worker_step_seconds">("wait")),
       commit_seconds_(metrics.Histogram<"palimpsest_worker_step_seconds">("commit")),
+      stream_seconds_(metrics.Histogram<"palimpsest_worker_step_seconds">("stream")),
       batch_sequences_(metrics.Histogram<"palimpsest_worker_batch_sequences">()),
       batch_tokens_(metrics.Histogram<"palimpsest_worker_batch_tokens">()),
       computed_tokens_(metrics.Counter<"palimpsest_worker_tokens_total">("prompt")),
       cached_tokens_(metrics.Counter<"palimpsest_worker_tokens_total">("cached")),
       generated_tokens_(metrics.Counter<"palimpsest_worker_tokens_total">("generated")),
+      discarded_tokens_(metrics.Counter<"palimpsest_worker_tokens_total">("discarded")),
       preemptions_(metrics.Counter<"palimpsest_worker_preemptions_total">()),
       running_(metrics.Gauge<"palimpsest_worker_sequences">("running")),
       waiting_(metrics.Gauge<"palimpsest_worker_sequences">("waiting")),
@@ -41,15 +44,23 @@ EngineMetrics::EngineMetrics(Metrics& metrics)
       parameter_slabs_(metrics.Gauge<"palimpsest_worker_mapped_slabs">("parameter")),
       kv_slabs_(metrics.Gauge<"palimpsest_worker_mapped_slabs">("kv")) {}
 
-void EngineMetrics::OnStep(const StepPlan& plan, absl::Duration schedule, absl::Duration execute,
-                           absl::Duration commit) {
+void EngineMetrics::OnSubmitted(const StepPlan& plan, absl::Duration schedule,
+                                absl::Duration submit) {
   schedule_seconds_.Observe(absl::ToDoubleSeconds(schedule));
-  execute_seconds_.Observe(absl::ToDoubleSeconds(execute));
-  commit_seconds_.Observe(absl::ToDoubleSeconds(commit));
+  submit_seconds_.Observe(absl::ToDoubleSeconds(submit));
   size_t tokens = 0;
   for (const SequenceChunk& chunk : plan.chunks) tokens += chunk.tokens.size();
   batch_sequences_.Observe(static_cast<double>(plan.chunks.size()));
   batch_tokens_.Observe(static_cast<double>(tokens));
+}
+
+void EngineMetrics::OnCommitted(absl::Duration wait, absl::Duration commit) {
+  wait_seconds_.Observe(absl::ToDoubleSeconds(wait));
+  commit_seconds_.Observe(absl::ToDoubleSeconds(commit));
+}
+
+void EngineMetrics::OnDelivered(absl::Duration stream) {
+  stream_seconds_.Observe(absl::ToDoubleSeconds(stream));
 }
 
 void EngineMetrics::OnFirstToken(absl::Duration since_arrival) {
@@ -75,6 +86,7 @@ void EngineMetrics::Update(const Scheduler& scheduler, const MappedSlabs& mapped
   computed_tokens_.Increment(static_cast<double>(now.prompt_tokens - last_.prompt_tokens - cached));
   cached_tokens_.Increment(static_cast<double>(cached));
   generated_tokens_.Increment(static_cast<double>(now.generated_tokens - last_.generated_tokens));
+  discarded_tokens_.Increment(static_cast<double>(now.discarded_tokens - last_.discarded_tokens));
   preemptions_.Increment(static_cast<double>(now.preemptions - last_.preemptions));
   last_ = now;
   running_.Set(scheduler.running());

@@ -20,8 +20,9 @@ class EngineMetrics {
   // `metrics` must outlive the object.
   explicit EngineMetrics(Metrics& metrics);
 
-  void OnStep(const StepPlan& plan, absl::Duration schedule, absl::Duration execute,
-              absl::Duration commit);
+  void OnSubmitted(const StepPlan& plan, absl::Duration schedule, absl::Duration submit);
+  void OnCommitted(absl::Duration wait, absl::Duration commit);
+  void OnDelivered(absl::Duration stream);
   void OnFirstToken(absl::Duration since_arrival);
   void OnNextToken(absl::Duration since_last);
   void OnFinish(FinishReason reason);
@@ -32,13 +33,16 @@ class EngineMetrics {
  private:
   Metrics& metrics_;
   prometheus::Histogram& schedule_seconds_;
-  prometheus::Histogram& execute_seconds_;
+  prometheus::Histogram& submit_seconds_;
+  prometheus::Histogram& wait_seconds_;
   prometheus::Histogram& commit_seconds_;
+  prometheus::Histogram& stream_seconds_;
   prometheus::Histogram& batch_sequences_;
   prometheus::Histogram& batch_tokens_;
   prometheus::Counter& computed_tokens_;
   prometheus::Counter& cached_tokens_;
   prometheus::Counter& generated_tokens_;
+  prometheus::Counter& discarded_tokens_;
   prometheus::Counter& preemptions_;
   prometheus::Gauge& running_;
   prometheus::Gauge& waiting_;

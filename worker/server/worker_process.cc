@@ -145,7 +145,7 @@ absl::StatusOr<EngineOptions> WorkerProcess::MakeEngineOptions() const {
 }
 
 absl::Status WorkerProcess::StartEngine() {
-  const auto options = MakeEngineOptions();
+  auto options = MakeEngineOptions();
   if (!options.ok()) return options.status();
   const auto layout = LayOutImage(model_, memory_->slab_bytes());
   if (!layout.ok()) return layout.status();
@@ -157,6 +157,7 @@ absl::Status WorkerProcess::StartEngine() {
   auto runner = CpuRunner::Create(model_, *layout, memory, &memory_->gate(), runner_options);
   if (!runner.ok()) return runner.status();
   runner_ = *std::move(runner);
+  options->scheduler.pipeline_depth = runner_->pipeline_depth();
   copier_ = std::make_unique<HostBlockCopier>(memory);
   EngineParts parts;
   parts.memory = memory_.get();

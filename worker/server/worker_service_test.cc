@@ -129,10 +129,12 @@ class WorkerServiceTest : public ::testing::Test {
   }
 
   std::vector<TokenId> Expected(const v1::WorkerGenerateRequest& request) const {
+    SamplingParams params;
+    params.seed = request.sampling().seed();
     return FakeModel::Reference(
         {options_.scheduler.geometry, options_.scheduler.vocab_size, 0},
         {request.prompt_token_ids().begin(), request.prompt_token_ids().end()},
-        static_cast<int32_t>(request.output_offset()), request.sampling().seed(),
+        static_cast<int32_t>(request.output_offset()), params,
         static_cast<int32_t>(request.sampling().max_tokens() - request.output_offset()));
   }
 
