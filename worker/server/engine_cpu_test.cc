@@ -10,6 +10,7 @@
 #include "worker/compute/cpu/cpu_runner.h"
 #include "worker/compute/cpu/host_block_copier.h"
 #include "worker/compute/cpu/test_model.h"
+#include "worker/core/threaded_runner.h"
 #include "worker/memory/fake_memory_client.h"
 #include "worker/server/engine.h"
 
@@ -24,10 +25,16 @@ class NoBytes : public TokenBytes {
   absl::string_view BytesOf(TokenId) const override { return "x"; }
 };
 
+struct WorkerShape {
+  int32_t batch = 1;
+  int32_t step_tokens = 1;
+  int32_t pipeline_depth = 1;
+};
+
 // One worker: a model, its memory and an engine.
 class Worker {
  public:
-  Worker(const TestModel& model, int32_t batch, int32_t step_tokens)
+  Worker(const TestModel& model, const WorkerShape& shape)
       : config_(model.config()),
         block_bytes_(config_.KvBytes(kBlockTokens)),
         // Not a multiple of the block, so that blocks straddle slabs.
@@ -40,6 +47,7 @@ class Worker {
                                     {.threads = 2, .block_tokens = kBlockTokens});
     EXPECT_TRUE(runner.ok()) << runner.status();
     runner_ = *std::move(runner);
+    threaded_ = std::make_unique<ThreadedRunner>(runner_.get());
     EngineOptions options;
     SchedulerConfig& scheduler = options.scheduler;
     scheduler.geometry = {.slab_bytes = slab_bytes_,
@@ -50,13 +58,15 @@ class Worker {
     scheduler.vocab_size = config_.vocab_size;
     scheduler.max_sequence_tokens = 120;
     scheduler.sliding_window = config_.sliding_window.value_or(0);
-    scheduler.max_batch_sequences = batch;
-    scheduler.max_step_tokens = step_tokens;
+    scheduler.max_batch_sequences = shape.batch;
+    scheduler.max_step_tokens = shape.step_tokens;
+    scheduler.pipeline_depth = shape.pipeline_depth;
     options.kv_target = {.low_water_slabs = 1, .high_water_slabs = 2, .max_slabs = kRegionSlabs};
     EXPECT_TRUE(options.Validate().ok()) << options.Validate();
     EngineParts parts;
     parts.memory = &memory_;
     parts.runner = runner_.get();
+    if (shape.pipeline_depth > 1) parts.runner = threaded_.get();
     parts.copier = copier_.get();
     parts.token_bytes = &token_bytes_;
     parts.metrics = &engine_metrics_;
@@ -75,6 +85,7 @@ class Worker {
   FakeMemoryClient memory_;
   std::unique_ptr<BlockCopier> copier_;
   std::unique_ptr<CpuRunner> runner_;
+  std::unique_ptr<ThreadedRunner> threaded_;
   Metrics metrics_{MetricProcess::kWorker};
   EngineMetrics engine_metrics_;
   NoBytes token_bytes_;
@@ -157,32 +168,41 @@ std::vector<Output> RunUnderPressure(Worker& worker, const std::vector<SequenceR
   return outputs;
 }
 
-TEST(EngineOnCpuRunner, PressureChangesNoBit) {
+void ExpectSame(const Output& output, const Output& alone) {
+  ASSERT_TRUE(output.end.has_value());
+  ASSERT_TRUE(output.end->status.ok()) << output.end->status;
+  ASSERT_EQ(output.tokens.size(), alone.tokens.size());
+  for (size_t t = 0; t < alone.tokens.size(); ++t) {
+    ASSERT_EQ(output.tokens[t].token, alone.tokens[t].token) << "token " << t;
+    ASSERT_EQ(output.tokens[t].logprob, alone.tokens[t].logprob) << "token " << t;
+    ASSERT_EQ(output.tokens[t].top, alone.tokens[t].top) << "token " << t;
+  }
+}
+
+TEST(EngineOnCpuRunner, NeitherPressureNorStepsInFlightChangeABit) {
   int64_t preemptions = 0;
   for (uint32_t seed = 0; seed < 12; ++seed) {
     SCOPED_TRACE(seed);
     std::mt19937 random(seed);
     const TestModel model(RandomConfig(random), seed);
-    Worker calm(model, 1, 1 + random() % 40);
+    Worker calm(model, {.batch = 1, .step_tokens = 1 + static_cast<int32_t>(random() % 40)});
     calm.memory().GrantKv(kRegionSlabs);
     const int32_t batch = 2 + random() % 6;
-    Worker pressed(model, batch, batch + random() % 24);
+    const int32_t step_tokens = batch + random() % 24;
     const auto requests = RandomRequests(random, model.config().vocab_size, 14);
-    const std::vector<Output> outputs = RunUnderPressure(pressed, requests, random);
-    for (size_t i = 0; i < requests.size(); ++i) {
-      const Output alone = RunAlone(calm, requests[i]);
-      ASSERT_TRUE(outputs[i].end.has_value());
-      ASSERT_TRUE(outputs[i].end->status.ok()) << outputs[i].end->status;
-      ASSERT_EQ(outputs[i].tokens.size(), alone.tokens.size());
-      for (size_t t = 0; t < alone.tokens.size(); ++t) {
-        ASSERT_EQ(outputs[i].tokens[t].token, alone.tokens[t].token) << "token " << t;
-        ASSERT_EQ(outputs[i].tokens[t].logprob, alone.tokens[t].logprob) << "token " << t;
-        ASSERT_EQ(outputs[i].tokens[t].top, alone.tokens[t].top) << "token " << t;
+    std::vector<Output> alone;
+    for (const SequenceRequest& request : requests) alone.push_back(RunAlone(calm, request));
+    for (int32_t depth = 1; depth <= kMaxPipelineDepth; ++depth) {
+      SCOPED_TRACE(depth);
+      Worker pressed(model, {batch, step_tokens, depth});
+      const std::vector<Output> outputs = RunUnderPressure(pressed, requests, random);
+      for (size_t i = 0; i < requests.size(); ++i) {
+        ASSERT_NO_FATAL_FAILURE(ExpectSame(outputs[i], alone[i]));
+        preemptions += outputs[i].end->usage.preemptions;
       }
-      preemptions += outputs[i].end->usage.preemptions;
     }
   }
-  EXPECT_GT(preemptions, 20);
+  EXPECT_GT(preemptions, 40);
 }
 
 }  // namespace

@@ -29,7 +29,7 @@ class LetterTokens : public TokenBytes {
   std::vector<std::string> texts_;
 };
 
-inline EngineOptions TestOptions() {
+inline EngineOptions TestOptions(int32_t pipeline_depth) {
   EngineOptions options;
   SchedulerConfig& scheduler = options.scheduler;
   scheduler.geometry.block_tokens = 4;
@@ -42,6 +42,7 @@ inline EngineOptions TestOptions() {
   scheduler.max_batch_sequences = 4;
   scheduler.max_step_tokens = 16;
   scheduler.queue_capacity = 4;
+  scheduler.pipeline_depth = pipeline_depth;
   options.kv_target = {.low_water_slabs = 1, .high_water_slabs = 4, .max_slabs = 40};
   return options;
 }
@@ -61,13 +62,14 @@ struct Outcome {
   }
 };
 
-class EngineTest : public ::testing::Test {
+// The parameter is the depth of the pipeline.
+class EngineTest : public ::testing::TestWithParam<int> {
  protected:
-  explicit EngineTest(EngineOptions options = TestOptions())
+  explicit EngineTest(EngineOptions options = TestOptions(GetParam()))
       : options_(options),
         memory_(options.scheduler.geometry.slab_bytes, options.scheduler.geometry.region_slabs),
         model_(ModelConfig(), memory_.kv()),
-        runner_(&model_, &memory_.gate()),
+        runner_(&model_, &memory_.gate(), {.depth = GetParam(), .seed = 5}),
         copier_({nullptr, memory_.kv(), options.scheduler.geometry.block_bytes}),
         metrics_(MetricProcess::kWorker),
         engine_metrics_(metrics_) {

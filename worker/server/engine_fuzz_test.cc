@@ -8,6 +8,7 @@
 
 #include "common/mutex.h"
 #include "gtest/gtest.h"
+#include "worker/core/threaded_runner.h"
 #include "worker/server/engine_fixture.h"
 
 namespace palimpsest {
@@ -16,7 +17,7 @@ namespace {
 using EngineFuzz = EngineTest;
 
 // Everything at once, in one thread: what comes out is always what an undisturbed model says.
-TEST_F(EngineFuzz, DisturbedRequestsSayTheSame) {
+TEST_P(EngineFuzz, DisturbedRequestsSayTheSame) {
   std::mt19937 random(7);
   const auto chance = [&](int percent) { return static_cast<int>(random() % 100) < percent; };
   struct Tracked {
@@ -89,14 +90,18 @@ TEST_F(EngineFuzz, DisturbedRequestsSayTheSame) {
     }
   }
   EXPECT_GT(complete, 100);
+  EXPECT_EQ(runner_.continued_chunks() > 1000, GetParam() > 1);
 }
 
 // The engine's thread, clients that read and cancel, and a broker that gives and takes, in
 // parallel.
-TEST_F(EngineFuzz, StormOfClientsCancelsAndRevokes) {
-  EngineOptions options = TestOptions();
+TEST_P(EngineFuzz, StormOfClientsCancelsAndRevokes) {
+  EngineOptions options = TestOptions(GetParam());
   options.scheduler.queue_capacity = 64;
-  EngineParts parts{&memory_, &runner_, &copier_, &token_bytes_, &engine_metrics_, &Clock::Real()};
+  FakeRunner stepwise(&model_, &memory_.gate());
+  ThreadedRunner threaded(&stepwise);
+  ModelRunner* const runner = GetParam() == 1 ? static_cast<ModelRunner*>(&stepwise) : &threaded;
+  EngineParts parts{&memory_, runner, &copier_, &token_bytes_, &engine_metrics_, &Clock::Real()};
   engine_ = std::make_unique<Engine>(options, parts);
   engine_->Start();
   std::atomic<bool> done = false;
@@ -153,8 +158,10 @@ TEST_F(EngineFuzz, StormOfClientsCancelsAndRevokes) {
   broker.join();
   EXPECT_GT(complete, 40);
   EXPECT_EQ(engine_->AwaitDrained(absl::Seconds(10)), 0);
-  engine_->Stop();
+  engine_.reset();  // before the runner
 }
+
+INSTANTIATE_TEST_SUITE_P(Depth, EngineFuzz, ::testing::Values(1, 2));
 
 }  // namespace
 }  // namespace palimpsest

@@ -13,7 +13,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-TEST_F(EngineTest, StreamsTheModelsTokens) {
+TEST_P(EngineTest, StreamsTheModelsTokens) {
   const auto request = Request({1, 2, 3, 4, 5, 6, 7}, 12);
   const auto stream = Submit(request);
   const Outcome outcome = RunToEnd(*stream);
@@ -27,7 +27,7 @@ TEST_F(EngineTest, StreamsTheModelsTokens) {
   EXPECT_TRUE(engine_->Stats().broker_connected);
 }
 
-TEST_F(EngineTest, ReusesThePrefixOfAnEarlierRequest) {
+TEST_P(EngineTest, ReusesThePrefixOfAnEarlierRequest) {
   const auto request = Request({1, 2, 3, 4, 5, 6, 7, 8, 9}, 4);
   RunToEnd(*Submit(request));
   const Outcome second = RunToEnd(*Submit(request));
@@ -35,7 +35,7 @@ TEST_F(EngineTest, ReusesThePrefixOfAnEarlierRequest) {
   EXPECT_EQ(second.end->usage.cached_tokens, 8);
 }
 
-TEST_F(EngineTest, RefusesBadPromptsAtOnce) {
+TEST_P(EngineTest, RefusesBadPromptsAtOnce) {
   const auto refuse = [&](SequenceRequest request) {
     return engine_->Submit(std::move(request), [] {}).status();
   };
@@ -47,7 +47,7 @@ TEST_F(EngineTest, RefusesBadPromptsAtOnce) {
   EXPECT_THAT(std::string(too_long.message()), HasSubstr("80 tokens"));
 }
 
-TEST_F(EngineTest, RefusesMoreThanTheQueueHolds) {
+TEST_P(EngineTest, RefusesMoreThanTheQueueHolds) {
   std::vector<std::shared_ptr<GenerationStream>> streams;
   for (int i = 0; i < options_.scheduler.max_sequences(); ++i)
     streams.push_back(Submit(Request({1})));
@@ -57,7 +57,7 @@ TEST_F(EngineTest, RefusesMoreThanTheQueueHolds) {
   EXPECT_TRUE(RunToEnd(*Submit(Request({1}))).end->status.ok());
 }
 
-TEST_F(EngineTest, UnreadOutputsAreBounded) {
+TEST_P(EngineTest, UnreadOutputsAreBounded) {
   std::vector<std::shared_ptr<GenerationStream>> unread;
   absl::Status status;
   while (status.ok() && unread.size() < 1000) {
@@ -73,7 +73,7 @@ TEST_F(EngineTest, UnreadOutputsAreBounded) {
   EXPECT_TRUE(RunToEnd(*Submit(Request({1}))).end->status.ok());
 }
 
-TEST_F(EngineTest, CancelEndsTheSequenceAndFreesItsBlocks) {
+TEST_P(EngineTest, CancelEndsTheSequenceAndFreesItsBlocks) {
   memory_.GrantKv(40);
   const auto stream = Submit(Request({1, 2, 3}, 60));
   for (int i = 0; i < 10; ++i) engine_->RunOnce();
@@ -89,7 +89,7 @@ TEST_F(EngineTest, CancelEndsTheSequenceAndFreesItsBlocks) {
   RunUntilIdle();
 }
 
-TEST_F(EngineTest, CancelBeforeTheFirstTurnStillEndsTheStream) {
+TEST_P(EngineTest, CancelBeforeTheFirstTurnStillEndsTheStream) {
   const auto stream = Submit(Request({1}));
   engine_->Cancel(*stream);
   RunUntilIdle();
@@ -98,8 +98,8 @@ TEST_F(EngineTest, CancelBeforeTheFirstTurnStillEndsTheStream) {
   EXPECT_EQ(outcome.end->reason, FinishReason::kCancelled);
 }
 
-TEST_F(EngineTest, SlowReaderLosesItsOwnRequestOnly) {
-  EngineOptions options = TestOptions();
+TEST_P(EngineTest, SlowReaderLosesItsOwnRequestOnly) {
+  EngineOptions options = TestOptions(GetParam());
   options.stream_tokens = 5;
   Restart(options);
   memory_.GrantKv(40);
@@ -114,7 +114,7 @@ TEST_F(EngineTest, SlowReaderLosesItsOwnRequestOnly) {
   EXPECT_EQ(engine_->Stats().running, 0);
 }
 
-TEST_F(EngineTest, ReadyIsCalledForTokensAndTheEnd) {
+TEST_P(EngineTest, ReadyIsCalledForTokensAndTheEnd) {
   memory_.GrantKv(40);
   int calls = 0;
   auto stream = engine_->Submit(Request({1}, 5), [&] { ++calls; });
@@ -122,7 +122,7 @@ TEST_F(EngineTest, ReadyIsCalledForTokensAndTheEnd) {
   EXPECT_EQ(calls, 5);
 }
 
-TEST_F(EngineTest, KvRevokedInTheMiddleChangesNoToken) {
+TEST_P(EngineTest, KvRevokedInTheMiddleChangesNoToken) {
   memory_.GrantKv(40);
   const auto request = Request({1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11}, 50);
   const auto stream = Submit(request);
@@ -139,7 +139,7 @@ TEST_F(EngineTest, KvRevokedInTheMiddleChangesNoToken) {
   EXPECT_EQ(outcome.end->usage.preemptions, 1);
 }
 
-TEST_F(EngineTest, ParametersTakenAreAskedForAgain) {
+TEST_P(EngineTest, ParametersTakenAreAskedForAgain) {
   memory_.GrantKv(40);
   const auto request = Request({1, 2, 3}, 20);
   const auto stream = Submit(request);
@@ -155,7 +155,7 @@ TEST_F(EngineTest, ParametersTakenAreAskedForAgain) {
   EXPECT_EQ(RunToEnd(*stream).tokens, Expected(request));
 }
 
-TEST_F(EngineTest, ParametersAreAskedForEagerlyWhenNobodyWaits) {
+TEST_P(EngineTest, ParametersAreAskedForEagerlyWhenNobodyWaits) {
   RunUntilIdle();
   memory_.RevokeParameters();
   RunUntilIdle();
@@ -165,7 +165,7 @@ TEST_F(EngineTest, ParametersAreAskedForEagerlyWhenNobodyWaits) {
   EXPECT_THAT(memory_.activations(), ::testing::ElementsAre(ActivationReason::kEager));
 }
 
-TEST_F(EngineTest, RefusedActivationFailsRequestsWithTheHint) {
+TEST_P(EngineTest, RefusedActivationFailsRequestsWithTheHint) {
   memory_.RevokeParameters();
   const auto stream = Submit(Request({1}));
   engine_->RunOnce();
@@ -178,7 +178,7 @@ TEST_F(EngineTest, RefusedActivationFailsRequestsWithTheHint) {
   EXPECT_TRUE(RunToEnd(*Submit(Request({1}))).end->status.ok());
 }
 
-TEST_F(EngineTest, RefusedActivationPausesStreamsAndFailsWhatHasNotBegun) {
+TEST_P(EngineTest, RefusedActivationPausesStreamsAndFailsWhatHasNotBegun) {
   memory_.GrantKv(40);
   const auto request = Request({1, 2, 3}, 20);
   const auto streaming = Submit(request);
@@ -213,7 +213,7 @@ TEST_F(EngineTest, RefusedActivationPausesStreamsAndFailsWhatHasNotBegun) {
   EXPECT_TRUE(RunToEnd(*resumed).end->status.ok());
 }
 
-TEST_F(EngineTest, StreamsPauseForTheStallTimeoutAtMost) {
+TEST_P(EngineTest, StreamsPauseForTheStallTimeoutAtMost) {
   memory_.GrantKv(40);
   const auto stream = Submit(Request({1, 2, 3}, 20));
   for (int i = 0; i < 5; ++i) engine_->RunOnce();
@@ -233,7 +233,7 @@ TEST_F(EngineTest, StreamsPauseForTheStallTimeoutAtMost) {
               HasSubstr("the broker refused them: the pool is full"));
 }
 
-TEST_F(EngineTest, ANewRequestAsksAtOnceAfterARefusal) {
+TEST_P(EngineTest, ANewRequestAsksAtOnceAfterARefusal) {
   memory_.RevokeParameters();
   RunUntilIdle();
   memory_.RefuseActivation("the pool is full", absl::Seconds(3));
@@ -243,7 +243,7 @@ TEST_F(EngineTest, ANewRequestAsksAtOnceAfterARefusal) {
   EXPECT_THAT(memory_.activations(), ::testing::Contains(ActivationReason::kRequest));
 }
 
-TEST_F(EngineTest, StepThatFailsAtTheGateIsRepeated) {
+TEST_P(EngineTest, StepThatFailsAtTheGateIsRepeated) {
   memory_.GrantKv(40);
   const auto request = Request({1, 2, 3, 4, 5, 6}, 20);
   const auto stream = Submit(request);
@@ -257,7 +257,7 @@ TEST_F(EngineTest, StepThatFailsAtTheGateIsRepeated) {
   EXPECT_EQ(RunToEnd(*stream).tokens, Expected(request));
 }
 
-TEST_F(EngineTest, StepsThatKeepFailingFailTheRequests) {
+TEST_P(EngineTest, StepsThatKeepFailingFailTheRequests) {
   memory_.GrantKv(40);
   memory_.FailStage(2);
   const auto stream = Submit(Request({1, 2, 3}));
@@ -271,7 +271,7 @@ TEST_F(EngineTest, StepsThatKeepFailingFailTheRequests) {
   EXPECT_EQ(outcome.end->status.code(), absl::StatusCode::kUnavailable);
 }
 
-TEST_F(EngineTest, RequestsThatCannotRunFailAfterTheStallTimeout) {
+TEST_P(EngineTest, RequestsThatCannotRunFailAfterTheStallTimeout) {
   const auto no_kv = Submit(Request({1, 2, 3}));
   RunUntilIdle();
   clock_.Advance(options_.stall_timeout - absl::Seconds(1));
@@ -290,7 +290,7 @@ TEST_F(EngineTest, RequestsThatCannotRunFailAfterTheStallTimeout) {
   EXPECT_TRUE(RunToEnd(*Submit(Request({1}))).end->status.ok());
 }
 
-TEST_F(EngineTest, HolesBetweenSlabsDoNotStarveARequest) {
+TEST_P(EngineTest, HolesBetweenSlabsDoNotStarveARequest) {
   // Five slabs hold 15 blocks in a row, but only 2 each when none has a neighbour.
   memory_.GrantKvAt({1, 3, 5, 7, 9});
   const auto request = Request(std::vector<TokenId>(50, 3), 5);
@@ -310,7 +310,7 @@ TEST_F(EngineTest, HolesBetweenSlabsDoNotStarveARequest) {
   EXPECT_EQ(outcome.tokens, Expected(request));
 }
 
-TEST_F(EngineTest, RunsOnWithoutTheBroker) {
+TEST_P(EngineTest, RunsOnWithoutTheBroker) {
   memory_.GrantKv(40);
   const auto request = Request({1, 2, 3}, 20);
   const auto stream = Submit(request);
@@ -323,7 +323,7 @@ TEST_F(EngineTest, RunsOnWithoutTheBroker) {
   EXPECT_TRUE(engine_->Stats().broker_connected);
 }
 
-TEST_F(EngineTest, ReportsLoadAndAsksForKvAheadOfNeed) {
+TEST_P(EngineTest, ReportsLoadAndAsksForKvAheadOfNeed) {
   RunUntilIdle();
   EXPECT_FALSE(memory_.load().active);
   EXPECT_EQ(memory_.needed(), 0);
@@ -341,7 +341,7 @@ TEST_F(EngineTest, ReportsLoadAndAsksForKvAheadOfNeed) {
   EXPECT_EQ(memory_.load().running_sequences, 1);
 }
 
-TEST_F(EngineTest, DrainRefusesNewRequestsAndWaitsForOldOnes) {
+TEST_P(EngineTest, DrainRefusesNewRequestsAndWaitsForOldOnes) {
   memory_.GrantKv(40);
   const auto stream = Submit(Request({1, 2, 3}, 5));
   engine_->StartDrain();
@@ -351,7 +351,7 @@ TEST_F(EngineTest, DrainRefusesNewRequestsAndWaitsForOldOnes) {
   EXPECT_EQ(engine_->AwaitDrained(absl::InfiniteDuration()), 0);
 }
 
-TEST_F(EngineTest, StopEndsEveryStream) {
+TEST_P(EngineTest, StopEndsEveryStream) {
   memory_.GrantKv(40);
   const auto running = Submit(Request({1, 2, 3}, 50));
   for (int i = 0; i < 3; ++i) engine_->RunOnce();
@@ -365,6 +365,8 @@ TEST_F(EngineTest, StopEndsEveryStream) {
   }
   EXPECT_EQ(engine_->Submit(Request({1}), [] {}).status().code(), absl::StatusCode::kUnavailable);
 }
+
+INSTANTIATE_TEST_SUITE_P(Depth, EngineTest, ::testing::Values(1, 2));
 
 }  // namespace
 }  // namespace palimpsest
