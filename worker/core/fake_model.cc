@@ -87,6 +87,7 @@ std::vector<TokenId> FakeModel::Reference(const Config& config, std::vector<Toke
 absl::Status FakeRunner::Submit(const StepPlan& plan) {
   PALIMPSEST_CHECK(static_cast<int>(flights_.size()) < options_.depth);
   PALIMPSEST_CHECK(!failure_seen_);
+  if (std::exchange(refuse_next_, false)) return absl::InternalError("the test refuses this plan");
   for (const SequenceChunk& chunk : plan.chunks) {
     if (chunk.token_from < 0) continue;
     PALIMPSEST_CHECK(!flights_.empty() && chunk.tokens.size() == 1);

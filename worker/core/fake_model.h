@@ -75,9 +75,11 @@ class FakeRunner : public ModelRunner {
   absl::Status Submit(const StepPlan& plan) override;
   absl::StatusOr<StepResult> Wait() override;
 
-  // The step submitted next will fail.
+  // The step submitted next will fail, or Submit will.
   void FailNext() { fail_next_ = true; }
+  void RefuseNext() { refuse_next_ = true; }
 
+  int steps_in_flight() const { return static_cast<int>(flights_.size()); }
   int64_t steps() const { return steps_; }
   int64_t continued_chunks() const { return continued_chunks_; }
 
@@ -102,6 +104,7 @@ class FakeRunner : public ModelRunner {
   bool failed_ = false;  // a step has failed, so those in flight behind it are void
   bool failure_seen_ = false;
   bool fail_next_ = false;
+  bool refuse_next_ = false;
   int64_t steps_ = 0;             // that succeeded
   int64_t continued_chunks_ = 0;  // submitted before their token was known
 };

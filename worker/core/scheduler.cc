@@ -11,6 +11,7 @@ namespace {
 
 // Holds the place of a token that a step in flight samples.
 constexpr TokenId kUnknownToken = 0;
+constexpr int32_t kAdmissionInterval = 16;
 
 }  // namespace
 
@@ -135,11 +136,16 @@ void Scheduler::Plan(Sequence& sequence, int32_t tokens) {
   steps_[in_flight_].push_back({&sequence, tokens, samples, sequence.stay});
 }
 
+bool Scheduler::RefusedLately(const Sequence& sequence) {
+  return sequence.id == refusal_.id && running() > 0 && --refusal_.plans_to_skip > 0 &&
+         refusal_.needed_blocks + running() > blocks_.available_blocks();
+}
+
 bool Scheduler::AdmitNext(int32_t& budget) {
   if (waiting_.empty() || running() >= config_.max_batch_sequences) return false;
   Sequence& sequence = *waiting_.front();
   // Preempted while in flight: what it has to compute is not known yet.
-  if (sequence.pending > 0) return false;
+  if (sequence.pending > 0 || RefusedLately(sequence)) return false;
   // At least the last token is computed, for its logits.
   const int32_t reusable = (sequence.size() - 1) / config_.geometry.block_tokens;
   ExtendKeys(sequence, reusable);
@@ -149,7 +155,11 @@ bool Scheduler::AdmitNext(int32_t& budget) {
       match.blocks.begin(), match.blocks.end(), [](BlockId block) { return block != kNullBlock; }));
   const int32_t fresh = std::max(0, config_.PeakBlocks(sequence.size()) - shared);
   // One block for each running sequence keeps the newcomer from being preempted at once.
-  if (fresh + match.cached_blocks + running() > blocks_.available_blocks()) return false;
+  const int32_t needed = fresh + match.cached_blocks;
+  if (needed + running() > blocks_.available_blocks()) {
+    refusal_ = {sequence.id, needed, kAdmissionInterval};
+    return false;
+  }
   blocks_.Acquire(match);
   sequence.blocks = match.blocks;
   sequence.chain = match.node;

@@ -132,9 +132,19 @@ class Scheduler {
   };
   using Step = std::vector<Planned>;
 
+  // Why the first waiting sequence was not admitted last time. Looking for its prefix again costs
+  // time with every block of it, so this is done when there is room, or else every
+  // kAdmissionInterval plans, since the cache may have more of it by then.
+  struct Refusal {
+    SequenceId id;
+    int32_t needed_blocks = 0;
+    int32_t plans_to_skip = 0;
+  };
+
   // scheduler.cc: sequences and steps.
   void ScheduleRunning(int32_t& budget, bool& stalled);
   bool AdmitNext(int32_t& budget);
+  bool RefusedLately(const Sequence& sequence);
   void Plan(Sequence& sequence, int32_t tokens);
   void AppendToken(Sequence& sequence, SampledToken token);
   std::optional<int32_t> MatchStops(Sequence& sequence, TokenId token);
@@ -165,6 +175,7 @@ class Scheduler {
   // Both in order of arrival; every running sequence is older than every waiting one.
   std::vector<Sequence*> running_;
   std::deque<Sequence*> waiting_;
+  Refusal refusal_;
   // Removed, but known to steps in flight.
   std::vector<std::unique_ptr<Sequence>> ended_;
   StepPlan plan_;  // the last one

@@ -175,17 +175,20 @@ void FakeMemoryClient::Unmap(absl::Span<const RegionIndex> indexes) {
 }
 
 void FakeMemoryClient::FinishKvRevoke(RevokeId id, absl::Span<const RegionIndex> indexes) {
+  before_give_();
   MutexLock lock(&mutex_);
   Unmap(indexes);
   PALIMPSEST_CHECK(finished_.emplace(id, std::vector(indexes.begin(), indexes.end())).second);
 }
 
 void FakeMemoryClient::FinishParameterRevoke(RevokeId id) {
+  before_give_();
   MutexLock lock(&mutex_);
   PALIMPSEST_CHECK(finished_.emplace(id, std::vector<RegionIndex>()).second);
 }
 
 void FakeMemoryClient::ReleaseKv(absl::Span<const RegionIndex> indexes) {
+  before_give_();
   MutexLock lock(&mutex_);
   Unmap(indexes);
 }

@@ -10,6 +10,7 @@
 #include <functional>
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -40,6 +41,9 @@ class FakeMemoryClient : public MemoryClient, public ParameterGate {
   void RefuseActivation(const std::string& message, absl::Duration retry_after);
   // Lets AwaitStage(stage) fail from now on; -1: none.
   void FailStage(int stage);
+
+  // `check` is called whenever slabs are about to go.
+  void SetBeforeGive(std::function<void()> check) { before_give_ = std::move(check); }
 
   // What the engine did.
   std::map<RevokeId, std::vector<RegionIndex>> finished_revokes() const;
@@ -73,6 +77,7 @@ class FakeMemoryClient : public MemoryClient, public ParameterGate {
 
   const Bytes slab_bytes_;
   std::vector<std::byte> kv_;
+  std::function<void()> before_give_ = [] {};
 
   Mutex wake_mutex_;  // held during the call
   std::function<void()> wake_ ABSL_GUARDED_BY(wake_mutex_);

@@ -73,6 +73,7 @@ class EngineTest : public ::testing::TestWithParam<int> {
         copier_({nullptr, memory_.kv(), options.scheduler.geometry.block_bytes}),
         metrics_(MetricProcess::kWorker),
         engine_metrics_(metrics_) {
+    memory_.SetBeforeGive([this] { EXPECT_EQ(runner_.steps_in_flight(), 0); });
     Restart(options);
     memory_.Connect();
   }

@@ -54,6 +54,8 @@ TEST_P(EngineFuzz, DisturbedRequestsSayTheSame) {
     }
     if (chance(5)) memory_.FailStage(random() % 3);
     if (chance(5) && !parameters) memory_.RefuseActivation("full", absl::Milliseconds(50));
+    if (chance(2)) runner_.FailNext();
+    if (chance(1)) runner_.RefuseNext();
     if (chance(15)) restore();
     if (chance(2)) memory_.Lose();
     if (chance(3)) memory_.Connect(true);

@@ -243,6 +243,43 @@ TEST_P(EngineTest, ANewRequestAsksAtOnceAfterARefusal) {
   EXPECT_THAT(memory_.activations(), ::testing::Contains(ActivationReason::kRequest));
 }
 
+TEST_P(EngineTest, TokensAreHandedOutWhileStepsRun) {
+  memory_.GrantKv(40);
+  int calls = 0;
+  auto stream = engine_->Submit(Request({1}, 8), [&] {
+    // The last steps have none behind them.
+    EXPECT_TRUE(++calls >= 7 || runner_.steps_in_flight() == GetParam());
+  });
+  RunToEnd(**stream);
+  EXPECT_EQ(calls, 8);
+}
+
+TEST_P(EngineTest, RefusedPlanIsPlannedAgain) {
+  memory_.GrantKv(40);
+  const auto request = Request({1, 2, 3, 4, 5, 6}, 20);
+  const auto stream = Submit(request);
+  for (int i = 0; i < 5; ++i) engine_->RunOnce();
+  runner_.RefuseNext();
+  engine_->RunOnce();
+  EXPECT_EQ(runner_.steps_in_flight(), 0);
+  clock_.Advance(absl::Seconds(1));
+  EXPECT_EQ(RunToEnd(*stream).tokens, Expected(request));
+}
+
+TEST_P(EngineTest, StepThatFailsIsRepeatedWithThoseBehindIt) {
+  memory_.GrantKv(40);
+  const auto request = Request({1, 2, 3, 4, 5, 6}, 20);
+  const auto stream = Submit(request);
+  for (int i = 0; i < 5; ++i) engine_->RunOnce();
+  const int64_t steps = runner_.steps();
+  runner_.FailNext();
+  for (int i = 0; i < 3; ++i) engine_->RunOnce();
+  EXPECT_EQ(runner_.steps_in_flight(), 0);
+  EXPECT_LE(runner_.steps(), steps + 1);
+  clock_.Advance(absl::Seconds(1));
+  EXPECT_EQ(RunToEnd(*stream).tokens, Expected(request));
+}
+
 TEST_P(EngineTest, StepThatFailsAtTheGateIsRepeated) {
   memory_.GrantKv(40);
   const auto request = Request({1, 2, 3, 4, 5, 6}, 20);
