@@ -1,14 +1,21 @@
 #include "common/metrics.h"
 
+#include <netdb.h>
 #include <prometheus/exposer.h>
 #include <prometheus/text_serializer.h>
+#include <sys/socket.h>
 
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
 #include <map>
+#include <thread>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "common/fd.h"
 
 namespace palimpsest {
 namespace {
@@ -54,6 +61,24 @@ Family& OfThisProcess(Family* family, size_t row, MetricProcess process) {
     std::abort();
   }
   return *family;
+}
+
+// Opens a TCP connection to HOST:PORT of this machine and closes it, without waiting.
+void TouchListener(const std::string& address) {
+  const size_t colon = address.rfind(':');
+  std::string host = address.substr(0, colon);
+  if (absl::StartsWith(host, "[")) host = host.substr(1, host.size() - 2);
+  addrinfo hints = {};
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV;
+  addrinfo* list = nullptr;
+  if (getaddrinfo(host.empty() ? nullptr : host.c_str(), address.c_str() + colon + 1, &hints,
+                  &list) != 0) {
+    return;
+  }
+  const UniqueFd fd(socket(list->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (fd.valid()) static_cast<void>(connect(fd.get(), list->ai_addr, list->ai_addrlen));
+  freeaddrinfo(list);
 }
 
 template <typename Builder>
@@ -124,6 +149,20 @@ absl::StatusOr<std::unique_ptr<MetricsServer>> MetricsServer::Start(const Metric
   return server;
 }
 
-MetricsServer::~MetricsServer() = default;
+// civetweb looks at its stop flag after each connection, else every two seconds: connections that
+// say nothing make it look.
+MetricsServer::~MetricsServer() {
+  if (exposer_ == nullptr) return;
+  std::atomic<bool> stopped{false};
+  std::thread waker([&] {
+    while (!stopped) {
+      TouchListener(address_);
+      absl::SleepFor(absl::Milliseconds(5));
+    }
+  });
+  exposer_.reset();
+  stopped = true;
+  waker.join();
+}
 
 }  // namespace palimpsest
