@@ -20,11 +20,22 @@ namespace {
 constexpr size_t kMaxTenants = 1024;
 constexpr size_t kMaxSocketPath = 107;  // sun_path of sockaddr_un
 
-std::shared_ptr<grpc::Channel> Connect(const std::string& target) {
+grpc::ChannelArguments Arguments() {
   grpc::ChannelArguments arguments;
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
-  return grpc::CreateCustomChannel(target, grpc::InsecureChannelCredentials(), arguments);
+  return arguments;
+}
+
+std::shared_ptr<grpc::Channel> ConnectRouter(const NodeAddresses& addresses) {
+  grpc::ChannelArguments arguments = Arguments();
+  if (addresses.tls_roots.empty()) {
+    return grpc::CreateCustomChannel(addresses.router, grpc::InsecureChannelCredentials(),
+                                     arguments);
+  }
+  if (!addresses.server_name.empty()) arguments.SetSslTargetNameOverride(addresses.server_name);
+  return grpc::CreateCustomChannel(
+      addresses.router, grpc::SslCredentials({.pem_root_certs = addresses.tls_roots}), arguments);
 }
 
 // gRPC resolves relative socket paths itself, but its errors do not show against what.
@@ -48,6 +59,8 @@ absl::StatusOr<NodeAddresses> ReadNodeFile(const std::string& path) {
   NodeAddresses addresses;
   addresses.broker_socket = Resolve(folder, root.String("broker", ""));
   addresses.router = root.String("router", "");
+  addresses.tls_ca = Resolve(folder, root.String("tls_ca", ""));
+  addresses.server_name = root.String("server_name", "");
   for (const auto& [tenant, file] : root.NamedStrings("tokens", kMaxTenants)) {
     addresses.token_files[tenant] = Resolve(folder, file);
   }
@@ -77,9 +90,11 @@ std::string DefaultNodeFile() {
 
 Node::Node(NodeAddresses addresses) : addresses_(std::move(addresses)) {
   if (!addresses_.broker_socket.empty()) {
-    broker_ = v1::Broker::NewStub(Connect(absl::StrCat("unix:", addresses_.broker_socket)));
+    broker_ = v1::Broker::NewStub(
+        grpc::CreateCustomChannel(absl::StrCat("unix:", addresses_.broker_socket),
+                                  grpc::InsecureChannelCredentials(), Arguments()));
   }
-  if (!addresses_.router.empty()) router_ = v1::Router::NewStub(Connect(addresses_.router));
+  if (!addresses_.router.empty()) router_ = v1::Router::NewStub(ConnectRouter(addresses_));
 }
 
 absl::StatusOr<v1::Broker::Stub*> Node::broker() const {
@@ -137,6 +152,20 @@ absl::Status Node::RouterError(const grpc::Status& status) const {
   // Refusals of the router itself come in its own words; gRPC's say that there is no connection.
   if (status.error_code() == grpc::StatusCode::UNAVAILABLE &&
       absl::StrContains(status.error_message(), "failed to connect")) {
+    const bool refused = absl::StrContains(status.error_message(), "refused") ||
+                         absl::StrContains(status.error_message(), "No such file");
+    if (!refused && !addresses_.tls_roots.empty()) {
+      return absl::UnavailableError(
+          absl::StrCat("no TLS connection to the router at ", addresses_.router,
+                       ": does it listen with TLS, is its certificate from --tls-ca, and is "
+                       "--server-name the name in it? (",
+                       status.error_message(), ")"));
+    }
+    if (!refused) {
+      return absl::UnavailableError(absl::StrCat(
+          "no connection to the router at ", addresses_.router,
+          ": if it listens with TLS, give --tls-ca FILE (", status.error_message(), ")"));
+    }
     return absl::UnavailableError(absl::StrCat("no router listens on ", addresses_.router,
                                                ": start one with tools/quickstart --serve (",
                                                status.error_message(), ")"));

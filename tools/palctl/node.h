@@ -23,6 +23,8 @@ namespace palimpsest::palctl {
 //   broker: broker.sock             # the broker's control socket
 //   router: 127.0.0.1:9100
 //   tokens: {alpha: secrets/alpha.token}
+//   tls_ca: ca.pem                  # the router listens with TLS, its certificate is signed by
+//   this server_name: router.example     # the name in that certificate, if the address has another
 //
 // Paths are relative to the file's folder. Every key may be missing.
 struct NodeAddresses {
@@ -30,6 +32,9 @@ struct NodeAddresses {
   std::string router;
   std::map<std::string, std::string> token_files;  // by tenant
   std::string token;                               // given as a flag; used for every tenant
+  std::string tls_ca;       // PEM file of the authorities that the router's certificate may be from
+  std::string server_name;  // expected in the certificate; empty: the router's host
+  std::string tls_roots;    // what `tls_ca` holds; empty: no TLS
 };
 
 absl::StatusOr<NodeAddresses> ReadNodeFile(const std::string& path);

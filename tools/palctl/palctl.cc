@@ -18,7 +18,12 @@ constexpr char kAbout[] =
     "  broker: broker.sock                    # the broker's control socket\n"
     "  router: 127.0.0.1:9100\n"
     "  tokens: {alpha: secrets/alpha.token}   # files that hold the tenants' bearer tokens\n"
+    "  tls_ca: ca.pem                         # if the router listens with TLS (--tls-ca)\n"
+    "  server_name: router.example            # the name in its certificate (--server-name)\n"
     "Paths in it are relative to its folder. Flags override it.\n"
+    "\n"
+    "Begin with: palctl status; palctl generate --tenant alpha --chat \"Who are you?\"\n"
+    "palctl COMMAND --help says more.\n"
     "\n"
     "Exit status: 0 done; 1 refused or failed; 2 wrong usage or argument; 3 nobody listens there,\n"
     "or no worker is available; 130 interrupted.";
@@ -29,6 +34,8 @@ struct CommandLine {
   std::string broker;
   std::string router;
   std::string token_file;
+  std::string tls_ca;
+  std::string server_name;
   StatusOptions status;
   TopOptions top;
   double top_seconds = 1;
@@ -128,6 +135,20 @@ absl::StatusOr<NodeAddresses> FindNode(const CommandLine& line) {
   }
   if (!line.broker.empty()) addresses.broker_socket = line.broker;
   if (!line.router.empty()) addresses.router = line.router;
+  if (!line.tls_ca.empty()) addresses.tls_ca = line.tls_ca;
+  if (!line.server_name.empty()) addresses.server_name = line.server_name;
+  if (!addresses.tls_ca.empty()) {
+    absl::StatusOr<std::string> roots = ReadFile(addresses.tls_ca, MiB(1));
+    if (!roots.ok()) return roots.status();
+    if (roots->empty()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(addresses.tls_ca, " is empty: expected certificates in PEM"));
+    }
+    addresses.tls_roots = *std::move(roots);
+  } else if (!addresses.server_name.empty()) {
+    return absl::InvalidArgumentError(
+        "--server-name needs --tls-ca: it is the name in a certificate");
+  }
   if (!line.token_file.empty()) {
     absl::StatusOr<std::string> token = ReadSecretFile(line.token_file);
     if (!token.ok()) return token.status();
@@ -155,10 +176,17 @@ int RunPalctl(int argc, const char* const* argv, const Terminal& terminal) {
   CLI::App app(kAbout, "palctl");
   app.require_subcommand(1);
   app.set_help_all_flag("--help-all", "help of all commands");
-  app.add_option("--node", line.node_file, "node file");
-  app.add_option("--broker", line.broker, "the broker's control socket");
-  app.add_option("--router", line.router, "the router's address");
-  app.add_option("--token-file", line.token_file, "file with the bearer token to use");
+  app.add_option("--node", line.node_file, "node file")->type_name("FILE");
+  app.add_option("--broker", line.broker, "the broker's control socket")->type_name("SOCKET");
+  app.add_option("--router", line.router, "the router's address")->type_name("ADDRESS");
+  app.add_option("--token-file", line.token_file, "file with the bearer token to use")
+      ->type_name("FILE");
+  app.add_option("--tls-ca", line.tls_ca,
+                 "speak TLS with the router; PEM file of the authority that signed its certificate")
+      ->type_name("FILE");
+  app.add_option("--server-name", line.server_name,
+                 "the name in the router's certificate, if its address has another")
+      ->type_name("NAME");
   AddStatus(app, line);
   AddGenerate(app, line);
   AddOthers(app, line);

@@ -15,6 +15,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "common/file.h"
 #include "common/mutex.h"
 #include "tools/palctl/commands.h"
 
@@ -328,6 +329,37 @@ TEST_F(Palctl, TheNodeThatRunsIsFoundWithoutBeingNamed) {
   const std::string running = Write(".cache/palimpsest/local/node.yaml",
                                     absl::StrCat("broker: ", folder_, "/broker.sock\n"));
   EXPECT_EQ(DefaultNodeFile(), running);
+}
+
+TEST_F(Palctl, ARouterWithTlsIsAskedWithItsAuthority) {
+  const std::string command = absl::StrCat(
+      "cd '", folder_, "' && openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 ",
+      "-nodes -days 1 -subj /CN=router.test -addext subjectAltName=DNS:router.test ",
+      "-keyout key.pem -out cert.pem 2>/dev/null");
+  ASSERT_EQ(std::system(command.c_str()), 0);
+  const std::string certificate = folder_ + "/cert.pem";
+  grpc::SslServerCredentialsOptions tls;
+  tls.pem_key_cert_pairs.push_back(
+      {*ReadFile(folder_ + "/key.pem", MiB(1)), *ReadFile(certificate, MiB(1))});
+  int port = 0;
+  grpc::ServerBuilder builder;
+  builder.AddListeningPort("127.0.0.1:0", grpc::SslServerCredentials(tls), &port);
+  FakeRouter router;
+  builder.RegisterService(&router);
+  const std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
+  const std::string node =
+      absl::StrCat("router: 127.0.0.1:", port, "\n", "tokens: {alpha: alpha.token}\n");
+  Write("node.yaml", node);
+  EXPECT_EQ(Run({"--tls-ca", certificate, "--server-name", "router.test", "tokenize", "A"}), kDone)
+      << err_;
+  EXPECT_EQ(out_, "65\n");
+  EXPECT_EQ(Run({"--tls-ca", certificate, "tokenize", "A"}), kUnreachable);
+  EXPECT_THAT(err_, HasSubstr("is --server-name the name in it?"));
+  EXPECT_EQ(Run({"tokenize", "A"}), kUnreachable);
+  EXPECT_THAT(err_, HasSubstr("give --tls-ca FILE"));
+  EXPECT_EQ(Run({"--server-name", "router.test", "tokenize", "A"}), kUsage);
+  Write("node.yaml", node + "tls_ca: cert.pem\nserver_name: router.test\n");
+  EXPECT_EQ(Run({"tokenize", "A"}), kDone) << err_;
 }
 
 TEST_F(Palctl, TokenizePrintsIds) {
