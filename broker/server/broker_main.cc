@@ -26,9 +26,18 @@ std::string DefaultPacker() {
   return (folder / "../../worker/model/packer").lexically_normal().string();
 }
 
-int Fail(const absl::Status& status) {
+constexpr char kHelp[] =
+    "The memory broker of a node: owns its memory and grants slabs of it to workers (gRPC service\n"
+    "palimpsest.v1.Broker on a Unix socket, health checks, reflection). Start it before the "
+    "workers.\n"
+    "SIGTERM or SIGINT ends it with status 0; workers go on with the memory they hold and return "
+    "to\n"
+    "its successor.\n"
+    "Exit status: 0 ended cleanly, 1 could not start or go on, 2 wrong usage or configuration.";
+
+int Fail(int code, const absl::Status& status) {
   std::fprintf(stderr, "palimpsest-broker: %s\n", std::string(status.message()).c_str());
-  return EXIT_FAILURE;
+  return code;
 }
 
 [[noreturn]] void Die(const absl::Status& status) {
@@ -39,9 +48,9 @@ int Fail(const absl::Status& status) {
 
 int Run(const std::string& config_path, bool print_config) {
   absl::StatusOr<YamlConfig> yaml = YamlConfig::ReadFile(config_path);
-  if (!yaml.ok()) return Fail(yaml.status());
+  if (!yaml.ok()) return Fail(2, yaml.status());
   const absl::StatusOr<BrokerConfig> config = ReadBrokerConfig(*yaml, DefaultPacker());
-  if (!config.ok()) return Fail(config.status());
+  if (!config.ok()) return Fail(2, config.status());
   if (print_config) {
     std::fputs(yaml->EffectiveYaml().c_str(), stdout);
     return EXIT_SUCCESS;
@@ -56,7 +65,7 @@ int Run(const std::string& config_path, bool print_config) {
   std::signal(SIGPIPE, SIG_IGN);
 
   absl::StatusOr<std::unique_ptr<BrokerServer>> server = BrokerServer::Start(*config, Die);
-  if (!server.ok()) return Fail(server.status());
+  if (!server.ok()) return Fail(1, server.status());
   Log(LogLevel::kInfo, "serving",
       {{"node", config->node},
        {"pool", config->pool_bytes},
@@ -76,10 +85,16 @@ int Run(const std::string& config_path, bool print_config) {
 int main(int argc, char** argv) {
   std::string config;
   bool print_config = false;
-  CLI::App app("The memory broker of a node: grants slabs to workers and takes them back");
-  app.add_option("--config", config, "YAML configuration")->required();
+  CLI::App app(palimpsest::kHelp, "palimpsest-broker");
+  app.add_option("--config", config, "YAML configuration; deploy/local/broker.yaml is an example")
+      ->type_name("FILE")
+      ->required();
   app.add_flag("--print-config", print_config,
-               "print the configuration with all defaults, and exit");
-  CLI11_PARSE(app, argc, argv);
+               "print the configuration, defaults included, and exit");
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : 2;
+  }
   return palimpsest::Run(config, print_config);
 }

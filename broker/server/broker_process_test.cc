@@ -133,7 +133,7 @@ TEST_F(BrokerProcessTest, SigtermIsACleanEnd) {
 
 TEST_F(BrokerProcessTest, AWrongConfigurationEndsItAtOnce) {
   SpawnBroker("node: x\nsurprise: 1\n");
-  EXPECT_THAT(std::string(broker_->Wait(kPatience).message()), HasSubstr("status 1"));
+  EXPECT_THAT(std::string(broker_->Wait(kPatience).message()), HasSubstr("status 2"));
   EXPECT_THAT(Said(), HasSubstr("broker.yaml:2"));
 }
 

@@ -69,7 +69,9 @@ int main(int argc, char** argv) {
   CLI::App app(palimpsest::kHelp, "palimpsest-worker");
   std::string path;
   bool print_config = false;
-  app.add_option("--config", path, "YAML configuration file")->required();
+  app.add_option("--config", path, "YAML configuration; deploy/local/alpha.yaml is an example")
+      ->type_name("FILE")
+      ->required();
   app.add_flag("--print-config", print_config,
                "print the configuration, defaults included, and exit");
   try {
