@@ -33,6 +33,21 @@ class RouterFault : public RouterFixture {
     return call;
   }
 
+  static v1::GenerateRequest TextWithLogprobs() {
+    v1::GenerateRequest request = Text("x");
+    request.mutable_sampling()->set_logprobs(20);
+    return request;
+  }
+
+  // 40 messages of 400 KB are far more than the connections buffer.
+  static constexpr int kMessages = 40;
+  static void SendMoreThanFits(FakeStream& stream) {
+    v1::WorkerGenerateResponse message = Tokens("a");
+    v1::TokenLogprob* logprob = message.add_logprobs();
+    for (int i = 0; i < 40'000; ++i) logprob->add_top()->set_token_id(1'000'000);
+    for (int i = 0; i < kMessages; ++i) stream.Send(message);
+  }
+
   bool NothingInFlight() {
     return Eventually([&] {
       const v1::GetTenantStatusResponse status = Status(kAlphaToken);
@@ -94,19 +109,25 @@ TEST_F(RouterFault, ASlowClientStopsTheWorkerAndIsGivenUp) {
   UseOneWorker();
   config_.stall_timeout = absl::Milliseconds(300);
   StartRouter(1);
-  v1::GenerateRequest request = Text("x");
-  request.mutable_sampling()->set_logprobs(20);
-  const std::unique_ptr<Call> call = Open(request);
+  const std::unique_ptr<Call> call = Open(TextWithLogprobs());
   const std::shared_ptr<FakeStream> stream = alpha0_.AwaitCall();
-  // 40 messages of 400 KB are far more than the connections buffer.
-  v1::WorkerGenerateResponse message = Tokens("a");
-  v1::TokenLogprob* logprob = message.add_logprobs();
-  for (int i = 0; i < 40'000; ++i) logprob->add_top()->set_token_id(1'000'000);
-  constexpr int kMessages = 40;
-  for (int i = 0; i < kMessages; ++i) stream->Send(message);
+  SendMoreThanFits(*stream);
   EXPECT_TRUE(stream->AwaitCancelled());
   EXPECT_LT(stream->written(), kMessages);
   EXPECT_TRUE(NothingInFlight());
+}
+
+TEST_F(RouterFault, AClientThatStopsReadingDelaysADrainForItsPatienceOnly) {
+  UseOneWorker();
+  StartRouter(1);
+  const std::unique_ptr<Call> call = Open(TextWithLogprobs());
+  const std::shared_ptr<FakeStream> stream = alpha0_.AwaitCall();
+  SendMoreThanFits(*stream);
+  const absl::Time begin = absl::Now();
+  router_->Drain(absl::Milliseconds(200));
+  EXPECT_LT(absl::Now() - begin, absl::Seconds(10));
+  EXPECT_TRUE(stream->AwaitCancelled());
+  EXPECT_FALSE(Read(call->context, *call->reader).status.ok());
 }
 
 TEST_F(RouterFault, AWorkerThatDiesBeforeItsFirstTokenIsReplacedUnseen) {
@@ -289,6 +310,22 @@ TEST_F(RouterFault, AWorkerThatRefusesTheRouterIsNotTheClientsFault) {
   StartRouter(1);
   alpha0_.SetToken("another token");
   EXPECT_EQ(Generate(Text("x")).status.error_code(), grpc::StatusCode::INTERNAL);
+}
+
+TEST_F(RouterFault, ARotatedWorkerTokenIsPresented) {
+  UseOneWorker();
+  StartRouter(1);
+  alpha0_.SetHandler([](FakeStream& stream) {
+    stream.Send(LastTokens("a", v1::FINISH_REASON_LENGTH));
+    stream.End(grpc::Status::OK);
+  });
+  EXPECT_TRUE(Generate(Text("x")).status.ok());
+  EXPECT_EQ(alpha0_.last_authorization(), "Bearer router-secret-token-0123");
+  folder_.Write("router", "next-secret-token-0123\nrouter-secret-token-0123\n");
+  EXPECT_TRUE(Eventually([&] {
+    return Generate(Text("x")).status.ok() &&
+           alpha0_.last_authorization() == "Bearer next-secret-token-0123";
+  }));
 }
 
 TEST_F(RouterFault, AFullQueueIsResourceExhaustedWithAHint) {

@@ -86,10 +86,10 @@ absl::Status RouterServer::Open(const RouterConfig& config) {
   absl::StatusOr<std::unique_ptr<TokenFile>> tokens = TokenFile::Open(config.auth_file);
   if (!tokens.ok()) return tokens.status();
   tokens_ = *std::move(tokens);
-  WorkerPoolOptions options{EndpointsOf(config), "", config.health_interval, config.health_timeout,
-                            config.resolve_interval};
+  WorkerPoolOptions options{EndpointsOf(config), nullptr, config.health_interval,
+                            config.health_timeout, config.resolve_interval};
   if (!config.worker_token_file.empty()) {
-    absl::StatusOr<std::string> token = ReadSecretFile(config.worker_token_file);
+    absl::StatusOr<std::unique_ptr<SecretFile>> token = SecretFile::Open(config.worker_token_file);
     if (!token.ok()) return token.status();
     options.token = *std::move(token);
   }

@@ -310,8 +310,8 @@ int32_t WorkerPool::MaxSequenceTokens(absl::string_view tenant, absl::string_vie
 }
 
 void WorkerPool::Authorize(grpc::ClientContext& context) const {
-  if (options_.token.empty()) return;
-  context.AddMetadata("authorization", absl::StrCat("Bearer ", options_.token));
+  if (options_.token == nullptr) return;
+  context.AddMetadata("authorization", absl::StrCat("Bearer ", options_.token->secrets()->front()));
 }
 
 struct WorkerPool::DrainCall {

@@ -29,6 +29,7 @@
 #include "absl/types/span.h"
 #include "common/clock.h"
 #include "common/mutex.h"
+#include "common/secret_file.h"
 #include "proto/palimpsest/v1/worker.grpc.pb.h"
 #include "router/core/worker_directory.h"
 #include "router/server/name_resolver.h"
@@ -38,8 +39,8 @@ namespace palimpsest::router {
 struct WorkerPoolOptions {
   // The targets of the configuration.
   std::vector<WorkerEndpoint> workers;
-  // Sent to workers as `authorization: Bearer <token>`; empty sends none.
-  std::string token;
+  // Its first secret is sent to workers as `authorization: Bearer <secret>`; null sends none.
+  std::shared_ptr<const SecretFile> token;
   // Each worker is polled every interval, give or take a fifth; a poll fails after `timeout`.
   absl::Duration interval = absl::Seconds(1);
   absl::Duration timeout = absl::Seconds(2);

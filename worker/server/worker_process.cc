@@ -172,12 +172,12 @@ absl::Status WorkerProcess::StartEngine() {
 }
 
 absl::Status WorkerProcess::Serve() {
-  auto token = ReadSecretFile(config_.router_token_file);
-  if (!token.ok()) return token.status();
+  auto tokens = SecretFile::Open(config_.router_token_file);
+  if (!tokens.ok()) return tokens.status();
   WorkerServiceOptions options;
   options.tenant = config_.tenant;
   options.model = config_.model_name;
-  options.router_token = *std::move(token);
+  options.router_tokens = *std::move(tokens);
   options.on_drain = [this] { server_.SetDraining(); };
   service_ = std::make_unique<WorkerService>(std::move(options), engine_.get(), memory_.get(),
                                              &engine_metrics_);

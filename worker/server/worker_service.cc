@@ -34,18 +34,18 @@ absl::Status CheckRequestId(const std::string& id) {
 
 WorkerService::WorkerService(WorkerServiceOptions options, Engine* engine,
                              const MemoryClient* memory, EngineMetrics* metrics)
-    : options_(std::move(options)),
-      authorization_("Bearer " + options_.router_token),
-      engine_(engine),
-      memory_(memory),
-      metrics_(metrics) {}
+    : options_(std::move(options)), engine_(engine), memory_(memory), metrics_(metrics) {}
 
 absl::Status WorkerService::Authorize(const grpc::ServerContextBase& context) const {
   const auto& metadata = context.client_metadata();
   const auto [begin, end] = metadata.equal_range("authorization");
-  if (begin != end && std::next(begin) == end &&
-      ConstantTimeEqual({begin->second.data(), begin->second.size()}, authorization_)) {
-    return absl::OkStatus();
+  if (begin != end && std::next(begin) == end) {
+    const absl::string_view presented(begin->second.data(), begin->second.size());
+    bool match = false;
+    for (const std::string& token : *options_.router_tokens->secrets()) {
+      match |= ConstantTimeEqual(presented, absl::StrCat("Bearer ", token));
+    }
+    if (match) return absl::OkStatus();
   }
   return absl::UnauthenticatedError(begin == end
                                         ? "the call has no metadata `authorization: Bearer TOKEN`"

@@ -11,10 +11,12 @@
 #include <grpcpp/grpcpp.h>
 
 #include <functional>
+#include <memory>
 #include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "common/secret_file.h"
 #include "proto/palimpsest/v1/worker.grpc.pb.h"
 #include "worker/core/sequence.h"
 #include "worker/memory/memory_client.h"
@@ -26,7 +28,8 @@ namespace palimpsest {
 struct WorkerServiceOptions {
   std::string tenant;
   std::string model;
-  std::string router_token;
+  // The bearer tokens that the router may present.
+  std::shared_ptr<const SecretFile> router_tokens;
   // Called when a drain begins, before it waits.
   std::function<void()> on_drain;
 };
@@ -51,7 +54,6 @@ class WorkerService final : public v1::Worker::WithCallbackMethod_Generate<v1::W
   absl::StatusOr<SequenceRequest> Convert(const v1::WorkerGenerateRequest& request) const;
 
   const WorkerServiceOptions options_;
-  const std::string authorization_;
   Engine* const engine_;
   const MemoryClient* const memory_;
   EngineMetrics* const metrics_;

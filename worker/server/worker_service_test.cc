@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "common/clock.h"
+#include "common/file.h"
 #include "common/grpc_status.h"
 #include "common/mutex.h"
 #include "gmock/gmock.h"
@@ -60,9 +61,11 @@ class WorkerServiceTest : public ::testing::Test {
         metrics_(MetricProcess::kWorker),
         engine_metrics_(metrics_),
         engine_(options_, Parts()),
+        token_path_(std::string(std::getenv("TEST_TMPDIR")) + "/router_token"),
+        tokens_(OpenTokens("secret\n")),
         service_({.tenant = "alpha",
                   .model = "fake",
-                  .router_token = "secret",
+                  .router_tokens = tokens_,
                   .on_drain = [this] { server_.SetDraining(); }},
                  &engine_, &memory_, &engine_metrics_) {
     memory_.GrantKv(400);
@@ -75,6 +78,14 @@ class WorkerServiceTest : public ::testing::Test {
   ~WorkerServiceTest() override {
     engine_.Stop();
     server_.Shutdown(absl::Seconds(5));
+  }
+
+  void WriteTokens(const std::string& text) {
+    EXPECT_TRUE(WriteFileAtomically(token_path_, text, 0600).ok());
+  }
+  std::shared_ptr<SecretFile> OpenTokens(const std::string& text) {
+    WriteTokens(text);
+    return SecretFile::Open(token_path_).value();
   }
 
   EngineParts Parts() {
@@ -187,6 +198,8 @@ class WorkerServiceTest : public ::testing::Test {
   NoBytes token_bytes_;
   WorkerServer server_;
   Engine engine_;
+  const std::string token_path_;
+  const std::shared_ptr<SecretFile> tokens_;
   WorkerService service_;
   std::shared_ptr<grpc::Channel> channel_;
   std::unique_ptr<v1::Worker::Stub> stub_;
@@ -238,6 +251,20 @@ TEST_F(WorkerServiceTest, LogprobsComeWithTheirTokens) {
   }
   EXPECT_TRUE(reader->Finish().ok());
   EXPECT_EQ(tokens, 3);
+}
+
+TEST_F(WorkerServiceTest, TheTokenCanBeExchangedWhileItRuns) {
+  const auto accepted = [&](const std::string& token) {
+    v1::WorkerStats stats;
+    return stub_->GetStats(Context(token).get(), {}, &stats).ok();
+  };
+  WriteTokens("secret\nnext\n");
+  EXPECT_TRUE(tokens_->ReloadIfChanged().ok());
+  EXPECT_TRUE(accepted("secret") && accepted("next"));
+  WriteTokens("next\n");
+  EXPECT_TRUE(tokens_->ReloadIfChanged().ok());
+  EXPECT_TRUE(accepted("next"));
+  EXPECT_FALSE(accepted("secret"));
 }
 
 TEST_F(WorkerServiceTest, EveryMethodWantsTheToken) {
