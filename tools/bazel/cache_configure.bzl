@@ -15,7 +15,7 @@ cc_library(
     hdrs = glob(["jinja/common/jinja/*.h"]),
     textual_hdrs = ["jinja/common/json.h", "jinja/common/unicode.h", "ggml.h"],
     includes = ["jinja"],
-    copts = ["-w", "-Iexternal/cache", "-Iexternal/cache/jinja/common"],
+    copts = ["-w", "-O1", "-Iexternal/cache", "-Iexternal/cache/jinja/common"],
 )
 """
 
