@@ -382,7 +382,7 @@ class Simulation {
 TEST(SchedulerFuzz, MemoryThatMovesChangesNoToken) {
   int64_t preemptions = 0, cached = 0, moves = 0, finished = 0;
   int64_t continued = 0, discarded = 0, preempted_in_flight = 0;
-  for (uint64_t seed = 0; seed < 900; ++seed) {
+  for (uint64_t seed = 0; seed < 500; ++seed) {
     SCOPED_TRACE(seed);
     Simulation simulation(seed);
     simulation.Run();
@@ -396,13 +396,13 @@ TEST(SchedulerFuzz, MemoryThatMovesChangesNoToken) {
     preempted_in_flight += simulation.preempted_in_flight();
   }
   // The schedules must have exercised what they are for.
-  EXPECT_GT(preemptions, 1000);
+  EXPECT_GT(preemptions, 800);
   EXPECT_GT(cached, 10000);
   EXPECT_GT(moves, 1000);
-  EXPECT_GT(finished, 8000);
-  EXPECT_GT(continued, 10000);
-  EXPECT_GT(discarded, 500);
-  EXPECT_GT(preempted_in_flight, 500);
+  EXPECT_GT(finished, 5000);
+  EXPECT_GT(continued, 8000);
+  EXPECT_GT(discarded, 300);
+  EXPECT_GT(preempted_in_flight, 300);
 }
 
 }  // namespace
