@@ -323,6 +323,18 @@ std::string Node::Log(const std::string& process) const {
   return text.str();
 }
 
+std::string Node::MetricsAddress(const std::string& process) const {
+  const std::string log = Log(process);
+  const std::string key = "metrics=";
+  const size_t found = log.rfind(key);
+  if (found == std::string::npos) {
+    ADD_FAILURE() << process << " does not say where it serves metrics:\n" << log;
+    return "";
+  }
+  const size_t begin = found + key.size();
+  return log.substr(begin, log.find_first_of(" \n", begin) - begin);
+}
+
 std::string Node::LogEnds() const {
   std::string out;
   std::vector<std::string> names = {"broker", "router"};

@@ -110,6 +110,8 @@ class Node {
   const std::string& token(const std::string& tenant) { return tokens_[tenant]; }
   const std::string& folder() const { return folder_; }
   std::string Log(const std::string& process) const;
+  // HOST:PORT under which a process that runs serves its metrics.
+  std::string MetricsAddress(const std::string& process) const;
 
   // How many slabs have memory: distinct slab files that broker and workers hold, whoever counts
   // them. Equal to the pool unless something was lost or doubled.

@@ -6,9 +6,11 @@
 #include <signal.h>
 
 #include <atomic>
+#include <cstdlib>
 #include <set>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "common/fd.h"
 #include "common/file.h"
@@ -248,6 +250,25 @@ TEST(NodeTest, KilledClientFreesItsSequenceAtTheWorkerAndNobodyElseNotices) {
       },
       absl::Seconds(5));
   EXPECT_EQ(alpha.get().tokens, alpha_calm.tokens);
+  EXPECT_TRUE(node.StopAll().ok());
+}
+
+TEST(NodeTest, EveryProcessServesMetricsThatPrometheusAccepts) {
+  Node node(TwoTenants());
+  node.Start();
+  for (const char* tenant : {"alpha", "beta"}) {
+    EXPECT_TRUE(node.Generate(Story(tenant, 0, 5)).status.ok());
+  }
+  for (const char* process : {"broker", "alpha", "beta", "router"}) {
+    const std::string file = absl::StrCat(node.folder(), "/", process, ".metrics");
+    const std::string command = absl::StrCat(
+        "curl --silent --show-error --fail --max-time 20 --output ", file, " http://",
+        node.MetricsAddress(process), "/metrics && promtool check metrics < ", file, " 1>&2");
+    EXPECT_EQ(std::system(command.c_str()), 0) << process << ": " << command;
+    const absl::StatusOr<std::string> text = ReadFile(file, MiB(1));
+    ASSERT_TRUE(text.ok()) << text.status();
+    EXPECT_TRUE(absl::StrContains(*text, "\npalimpsest_")) << *text;
+  }
   EXPECT_TRUE(node.StopAll().ok());
 }
 
