@@ -117,6 +117,8 @@ class BlockManager {
   SlabCounts CountSlabs() const;
 
   int32_t references(BlockId block) const { return blocks_[block.value()].references; }
+  // Nobody will read what is in it.
+  bool free(BlockId block) const { return blocks_[block.value()].state == kFree; }
   bool usable(BlockId block) const { return blocks_[block.value()].missing_slabs == 0; }
 
   // Aborts if a count, a list or a link is wrong.

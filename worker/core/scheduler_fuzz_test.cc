@@ -219,6 +219,15 @@ class Simulation {
     for (int64_t i = 0; i < size; ++i) kv_[index.value() * size + i] = std::byte(random_());
   }
 
+  // What is in free blocks is nobody's, once no step in flight uses them any more.
+  void GarbleFreeBlocks() {
+    const int64_t size = config_.geometry.block_bytes.count();
+    for (uint32_t id = 1; id < config_.geometry.block_count(); ++id) {
+      if (!scheduler_.blocks().free(BlockId(id))) continue;
+      std::memset(&kv_[id * size], static_cast<int>(random_()), size);
+    }
+  }
+
   void ExpectMapped(BlockId block) {
     const int64_t size = config_.geometry.block_bytes.count();
     for (int64_t i = block.value() * size; i < (block.value() + 1) * size; ++i) {
@@ -251,6 +260,7 @@ class Simulation {
 
   void Submit() {
     if (scheduler_.in_flight() == config_.pipeline_depth) return;
+    if (scheduler_.in_flight() == 0) GarbleFreeBlocks();
     const int64_t preempted = scheduler_.counters().preemptions;
     const bool others = scheduler_.in_flight() > 0;
     const StepPlan& plan = scheduler_.Schedule();
