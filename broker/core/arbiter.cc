@@ -24,6 +24,8 @@ absl::string_view MoveReasonName(MoveReason reason) {
       return "quota";
     case MoveReason::kSurplus:
       return "surplus";
+    case MoveReason::kAttach:
+      return "attach";
   }
   return "invalid";
 }
@@ -115,6 +117,7 @@ ArbiterSnapshot Arbiter::Impl::Snapshot() const {
       view.load = session.load;
       view.parameter_slabs = session.parameters_held();
       view.kv_slabs = session.kv_held;
+      view.workspace_slabs = session.connected() ? session.workspace_held() : 0;
       view.image_slabs = session.image_slabs();
       const uint32_t owned = ledger_->CountOf(session.id);
       if (session.phase == SessionPhase::kLeaving) view.quarantined_slabs = owned;
@@ -143,8 +146,22 @@ absl::Status Arbiter::Impl::CheckConsistency() const {
     };
     uint32_t granted = 0, revoking = 0, kv = 0;
     std::vector<uint32_t> stages(session->stages.size(), 0);
+    for (const std::optional<SlabId>& slab : session->workspace) {
+      if (slab.has_value() && (ledger_->record(*slab).owner != session->id ||
+                               ledger_->record(*slab).role != SlabRole::kWorkspace)) {
+        return wrong("workspace");
+      }
+    }
     for (const SlabId slab : ledger_->SlabsOf(session->id)) {
       const SlabRecord& record = ledger_->record(slab);
+      if (record.role == SlabRole::kWorkspace) {
+        if (record.state == SlabState::kRevoking ||
+            (record.state == SlabState::kGranted &&
+             session->workspace[record.region_index.value()] != slab)) {
+          return wrong("workspace");
+        }
+        continue;
+      }
       if (record.state != SlabState::kGranted && record.state != SlabState::kRevoking) continue;
       if (record.role == SlabRole::kKv) {
         ++kv;

@@ -10,6 +10,9 @@
 // Events of sessions that are unknown, ended or being killed are ignored: they were under way when
 // the session ended. A worker that breaks the protocol is killed by a KillProcess action.
 //
+// Workspaces are kept for their tenants, attached or not: nobody else is ever granted those slabs,
+// and no worker is asked for them.
+//
 // Supply order when somebody needs memory:
 //   1. free slabs, and slabs on their way back that nobody has claimed; an inactive tenant's KV
 //      reserve gets nothing else;
@@ -118,6 +121,7 @@ struct TenantSnapshot {
   // Held (kGranted and kRevoking), by role.
   uint32_t parameter_slabs = 0;
   uint32_t kv_slabs = 0;
+  uint32_t workspace_slabs = 0;
   uint32_t image_slabs = 0;
   uint32_t quarantined_slabs = 0;
   uint32_t lost_slabs = 0;
@@ -167,7 +171,8 @@ class Arbiter {
   // A worker of the tenant opens a session; it holds nothing yet. `stages` cover the image in
   // execution order without gaps (InvalidArgument otherwise). Unavailable while an earlier session
   // of the tenant has not ended: its process must be gone first. FailedPrecondition if the image
-  // does not fit the quota.
+  // and the workspace do not fit the quota. The workspace is granted at once, or as soon as an
+  // earlier worker's is clean.
   absl::StatusOr<SessionId> OnAttach(TenantId tenant, absl::Span<const ParameterStage> stages,
                                      absl::Time now);
 

@@ -24,15 +24,16 @@ enum class MoveReason : uint8_t {
   kReversion,   // parameters back unasked, after KV demand fell
   kQuota,       // the holder is above its quota
   kSurplus,     // given back by its holder without being asked
+  kAttach,      // workspace of a worker that came
 };
 
-// "activation", "eager", "kv_demand", "reversion", "quota", "surplus".
+// "activation", "eager", "kv_demand", "reversion", "quota", "surplus", "attach".
 absl::string_view MoveReasonName(MoveReason reason);
 
 struct GrantedSlab {
   SlabId slab;
   Epoch epoch;
-  // Parameters: the place in the parameter region. KV: 0, the worker chooses.
+  // Parameters, workspace: the place in that region. KV: 0, the worker chooses.
   RegionIndex region_index;
 };
 

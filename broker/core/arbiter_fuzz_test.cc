@@ -13,20 +13,30 @@ namespace {
 constexpr uint32_t kPool = 96;
 
 std::vector<SimulatedTenant> Tenants() {
-  // Floors: 24 + 20 + 16 of 96; best effort for two.
+  // Floors: 26 + 20 + 17 of 96; best effort for two, one with a workspace.
   return {
       {{.name = "pinned",
         .priority = 1,
         .pinned = true,
-        .floor_slabs = 24,
+        .floor_slabs = 26,
         .quota_slabs = 60,
-        .sequence_slabs = 4},
+        .sequence_slabs = 4,
+        .workspace_slabs = 2},
        EvenStages(5, 4)},
       {{.name = "high", .priority = 2, .floor_slabs = 20, .quota_slabs = 80, .sequence_slabs = 4},
        EvenStages(4, 4)},
-      {{.name = "low", .priority = 0, .floor_slabs = 16, .quota_slabs = 96, .sequence_slabs = 4},
+      {{.name = "low",
+        .priority = 0,
+        .floor_slabs = 17,
+        .quota_slabs = 96,
+        .sequence_slabs = 4,
+        .workspace_slabs = 1},
        {{0, 3}, {3, 7}, {10, 2}}},
-      {{.name = "effort", .priority = 0, .quota_slabs = 96, .sequence_slabs = 8},
+      {{.name = "effort",
+        .priority = 0,
+        .quota_slabs = 96,
+        .sequence_slabs = 8,
+        .workspace_slabs = 3},
        EvenStages(10, 3)},
       {{.name = "effort-high", .priority = 2, .quota_slabs = 50, .sequence_slabs = 8},
        EvenStages(20, 1)},
@@ -222,7 +232,7 @@ class Fuzzer {
     const SessionId session = worker->session;
     const SimulatedTenant config = Tenants()[tenant];
     const uint32_t image = config.stages.back().first_slab + config.stages.back().slab_count;
-    const uint32_t kv = config.config.floor_slabs - image;
+    const uint32_t kv = config.config.floor_slabs - image - config.config.workspace_slabs;
     node_.Report(*worker, /*active=*/true, worker->Count(SlabRole::kKv), 0);
     node_.Activate(*worker);
     node_.SetKvTarget(*worker, kv, kv);
@@ -232,7 +242,8 @@ class Fuzzer {
       node_.Advance(absl::Milliseconds(500));
       worker = &node_.workers()[session];
       if (worker->refusals > refusals) problems_.push_back("a floor was refused");
-      if (worker->Count(SlabRole::kParameter) == image && worker->Count(SlabRole::kKv) >= kv) {
+      if (worker->Count(SlabRole::kParameter) == image && worker->Count(SlabRole::kKv) >= kv &&
+          worker->Count(SlabRole::kWorkspace) == config.config.workspace_slabs) {
         return;
       }
     }
@@ -257,7 +268,7 @@ class Fuzzer {
 };
 
 TEST(ArbiterFuzz, InvariantsHoldUnderRandomEvents) {
-  int grants = 0, kills = 0, refused = 0, revokes = 0, parameter_revokes = 0;
+  int grants = 0, kills = 0, refused = 0, revokes = 0, parameter_revokes = 0, workspaces = 0;
   for (uint32_t seed = 1; seed <= 60; ++seed) {
     Fuzzer fuzzer(seed);
     fuzzer.Run(3000);
@@ -268,6 +279,7 @@ TEST(ArbiterFuzz, InvariantsHoldUnderRandomEvents) {
     kills += fuzzer.kills();
     refused += fuzzer.Occurrences("refused ");
     revokes += fuzzer.Occurrences(" kv ");
+    workspaces += fuzzer.Occurrences(" workspace ");
     parameter_revokes += fuzzer.Occurrences(" parameter 0+");
   }
   // The walk reached what it is meant to test.
@@ -276,6 +288,7 @@ TEST(ArbiterFuzz, InvariantsHoldUnderRandomEvents) {
   EXPECT_GT(refused, 200);
   EXPECT_GT(revokes, 5000);
   EXPECT_GT(parameter_revokes, 1000);
+  EXPECT_GT(workspaces, 500);
 }
 
 TEST(ArbiterFuzz, SameSeedGivesSameActions) {

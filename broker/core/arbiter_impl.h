@@ -108,6 +108,7 @@ class Arbiter::Impl {
   // Slabs just given back go on uncleaned to the same tenant's activation, if it is next in turn;
   // the others stay in `slabs`.
   void ReuseUncleaned(Session& session, std::vector<SlabId>& slabs, absl::Time now);
+  void ForgetWorkspace(Session& session, SlabId slab, RegionIndex index);
   void ForgetParameter(Session& session, SlabId slab, SlabState state, RegionIndex index);
   // KV revokes never expect more than the session holds.
   void ClampKvRevokes(Session& session);
@@ -115,6 +116,7 @@ class Arbiter::Impl {
 
   // arbiter_pump.cc
   void Pump(absl::Time now);
+  void DeliverWorkspaces(absl::Time now);
   void DeliverActivations(absl::Time now);
   // Makes up for supply that did not arrive, so that claims stay covered.
   void TopUpActivations(absl::Time now);
@@ -147,7 +149,10 @@ class Arbiter::Impl {
   // Somebody wants more than there is: wakes up when a victim's protection ends.
   void WatchVictims(const Session& requester, bool prefetch, absl::Time now);
   std::vector<Session*> ActivationOrder() const;
-  uint32_t Claims() const;
+  uint32_t ActivationClaims() const;
+  // Workspace slabs that tenants do not hold yet.
+  uint32_t Reserved() const;
+  uint32_t Claims() const { return ActivationClaims() + Reserved(); }
   uint32_t UnclaimedFree() const;
   // Slabs on their way to being free.
   uint32_t Arriving(absl::Time now) const;

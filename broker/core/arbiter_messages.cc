@@ -75,6 +75,8 @@ bool Arbiter::Impl::CheckOwned(Session& session, absl::Span<const SlabId> slabs,
       problem = "is named twice";
     } else if (ledger_->record(slab).owner != session.id) {
       problem = "is not held by the session";
+    } else if (role == SlabRole::kNone && ledger_->record(slab).role == SlabRole::kWorkspace) {
+      problem = "is of its workspace, which is never given back";
     } else if (role != SlabRole::kNone && ledger_->record(slab).role != role) {
       problem = absl::StrCat("is held as ", SlabRoleName(ledger_->record(slab).role), ", not as ",
                              SlabRoleName(role));
@@ -189,6 +191,11 @@ void Arbiter::Impl::OnReleaseKv(SessionId id, absl::Span<const SlabId> slabs, ab
   Pump(now);
 }
 
+void Arbiter::Impl::ForgetWorkspace(Session& session, SlabId slab, RegionIndex index) {
+  std::optional<SlabId>& place = session.workspace[index.value()];
+  if (place == slab) place.reset();
+}
+
 void Arbiter::Impl::ForgetParameter(Session& session, SlabId slab, SlabState state,
                                     RegionIndex index) {
   const uint32_t place = index.value();
@@ -214,6 +221,8 @@ void Arbiter::Impl::TakeBack(Session& session, absl::Span<const SlabId> slabs, M
     if (record.role == SlabRole::kKv) {
       --session.kv_held;
       session.kv_idle -= std::min(session.kv_idle, 1u);
+    } else if (record.role == SlabRole::kWorkspace) {
+      ForgetWorkspace(session, slab, record.region_index);
     } else {
       revoking = revoking || record.state == SlabState::kRevoking;
       ForgetParameter(session, slab, record.state, record.region_index);
@@ -288,7 +297,7 @@ void Arbiter::Impl::OnGrantMapped(SessionId id, GrantId grant_id, absl::Duration
   Act(transfer);
   if (grant.role == SlabRole::kKv) {
     session->kv_unmapped -= grant.slabs;
-  } else {
+  } else if (grant.role == SlabRole::kParameter) {
     transfer.kind = TransferKind::kRestore;
     transfer.duration = restore;
     Act(transfer);

@@ -14,7 +14,16 @@ int64_t FloorGap(const Session& session, uint64_t held) {
 
 }  // namespace
 
-uint32_t Arbiter::Impl::Claims() const {
+uint32_t Arbiter::Impl::Reserved() const {
+  uint32_t reserved = 0;
+  for (const Tenant& tenant : tenants_) {
+    reserved += tenant.config.workspace_slabs;
+    if (tenant.session.has_value()) reserved -= sessions_.at(*tenant.session)->workspace_held();
+  }
+  return reserved;
+}
+
+uint32_t Arbiter::Impl::ActivationClaims() const {
   uint32_t claims = 0;
   for (const Session* session : list_) claims += session->claim();
   return claims;
@@ -59,6 +68,7 @@ void Arbiter::Impl::Pump(absl::Time now) {
   wake_ = absl::InfiniteFuture();
   ids_before_pump_ = id_counter_;
   TakeQuotaExcess(now);
+  DeliverWorkspaces(now);
   DeliverActivations(now);
   TopUpActivations(now);
   const Session* const blocked = CommitActivations(now);
@@ -69,6 +79,28 @@ void Arbiter::Impl::Pump(absl::Time now) {
     for (Session* session : list_) session->reversion_since.reset();
   }
   for (SendGrant& grant : std::exchange(pending_grants_, {})) Act(std::move(grant));
+}
+
+void Arbiter::Impl::DeliverWorkspaces(absl::Time now) {
+  for (Session* session : list_) {
+    if (!session->connected()) continue;
+    const uint32_t missing = session->config.workspace_slabs - session->workspace_held();
+    const uint32_t count =
+        std::min({missing, ledger_->Count(SlabState::kFree), QuotaRoom(*session)});
+    if (count == 0) continue;
+    SendGrant& grant =
+        PendingGrant(*session, SlabRole::kWorkspace, MoveReason::kAttach, count, now);
+    const SlabLedger::Grantee to{session->id, *session->tenant, SlabRole::kWorkspace};
+    const Epoch epoch = ledger_->NextEpoch();
+    for (uint32_t place = 0; grant.slabs.size() < count; ++place) {
+      if (session->workspace[place].has_value()) continue;
+      const SlabId slab = *ledger_->FirstFree();
+      MustSucceed(ledger_->Grant(slab, to, epoch, RegionIndex(place)));
+      session->workspace[place] = slab;
+      grant.slabs.push_back(
+          GrantedSlab{.slab = slab, .epoch = epoch, .region_index = RegionIndex(place)});
+    }
+  }
 }
 
 void Arbiter::Impl::DeliverActivations(absl::Time now) {
@@ -85,13 +117,15 @@ void Arbiter::Impl::DeliverActivations(absl::Time now) {
 
 void Arbiter::Impl::TopUpActivations(absl::Time now) {
   const uint32_t total = ledger_->Count(SlabState::kFree) + Arriving(now);
-  const uint32_t claims = Claims();
-  if (claims <= total) return;
+  const uint32_t claims = ActivationClaims();
+  const uint32_t wanted = claims + Reserved();
+  // What is kept for workspaces comes back with the process that has it, not from others.
+  if (wanted <= total || claims == 0) return;
   const std::vector<Session*> order = ActivationOrder();
   const auto last =
       std::find_if(order.rbegin(), order.rend(), [](Session* s) { return s->claim() > 0; });
   const Session& session = **last;
-  const uint32_t need = claims - total;
+  const uint32_t need = std::min(wanted - total, claims);
   const uint64_t held = uint64_t{session.held_after_revokes()} + session.claim();
   const SupplyRequest request{.requester = &session,
                               .need = need,
@@ -187,9 +221,10 @@ void Arbiter::Impl::ServeKvDemand(KvDemand& demand, KvPass pass, const Session* 
   Session& session = *demand.session;
   uint32_t goal =
       std::min(session.kv_limit(), pass == KvPass::kNeeded ? session.kv_needed : session.kv_target);
-  // The floor keeps room for the whole image, present or not.
+  // The floor keeps room for the whole image and the workspace, present or not.
   if (pass == KvPass::kFloor) {
-    const int64_t room = std::max<int64_t>(FloorGap(session, session.image_slabs()), 0);
+    const uint64_t kept = uint64_t{session.image_slabs()} + session.config.workspace_slabs;
+    const int64_t room = std::max<int64_t>(FloorGap(session, kept), 0);
     goal = static_cast<uint32_t>(std::min<int64_t>(goal, room));
   }
   const uint32_t have = session.kv_after_revokes() + demand.promised;

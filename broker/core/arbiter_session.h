@@ -77,6 +77,9 @@ struct Session {
   std::optional<Activation> activation;
   std::optional<absl::Time> reversion_since;
 
+  // Per place of the workspace: owned, in whatever state.
+  std::vector<std::optional<SlabId>> workspace;
+
   uint32_t kv_held = 0;
   uint32_t kv_unmapped = 0;  // in grants in flight
   uint32_t kv_revoking = 0;  // sum of kv_outstanding
@@ -95,15 +98,23 @@ struct Session {
   uint32_t image_slabs() const { return static_cast<uint32_t>(parameters.size()); }
   uint32_t parameters_held() const { return parameters_granted + parameters_revoking; }
   uint32_t missing() const { return image_slabs() - parameters_held(); }
+  uint32_t workspace_held() const {
+    return static_cast<uint32_t>(
+        std::count_if(workspace.begin(), workspace.end(),
+                      [](const std::optional<SlabId>& slab) { return slab.has_value(); }));
+  }
   bool waiting() const { return activation.has_value() && !activation->committed; }
   // Slabs claimed by a committed activation and not delivered yet.
   uint32_t claim() const { return activation.has_value() && activation->committed ? missing() : 0; }
   // What it will hold once its revokes are answered.
-  uint32_t held_after_revokes() const { return parameters_granted + kv_held - kv_revoking; }
+  uint32_t held_after_revokes() const {
+    return parameters_granted + kv_held - kv_revoking + workspace_held();
+  }
   uint32_t kv_after_revokes() const { return kv_held - kv_revoking; }
-  // Room for the whole image is always kept within the quota.
+  // Room for the whole image and the workspace is always kept within the quota.
   uint32_t kv_limit() const {
-    return config.quota_slabs - std::min(config.quota_slabs, image_slabs());
+    return config.quota_slabs -
+           std::min(config.quota_slabs, image_slabs() + config.workspace_slabs);
   }
   // The stage that a place of the parameter region belongs to.
   size_t StageOf(uint32_t place) const {

@@ -51,10 +51,11 @@ absl::Status Arbiter::Impl::CheckStages(const TenantConfig& config,
   }
   if (stages.empty()) return absl::InvalidArgumentError("the image has no stages");
   const uint32_t bound = std::min(config.quota_slabs, options_.pool_slabs);
-  if (next > bound) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "the parameter image of tenant \"", config.name, "\" needs ", next, " slabs, it may hold ",
-        bound, " (quota ", config.quota_slabs, ", pool ", options_.pool_slabs, ")"));
+  if (next + config.workspace_slabs > bound) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("the parameter image of tenant \"", config.name, "\" needs ", next,
+                     " slabs and its workspace ", config.workspace_slabs, ", it may hold ", bound,
+                     " (quota ", config.quota_slabs, ", pool ", options_.pool_slabs, ")"));
   }
   return absl::OkStatus();
 }
@@ -83,6 +84,7 @@ absl::StatusOr<SessionId> Arbiter::Impl::OnAttach(TenantId tenant,
   session->id = SessionId(NextId());
   session->tenant = tenant;
   session->config = owner.config;
+  session->workspace.resize(owner.config.workspace_slabs);
   SetStages(*session, stages);
   const SessionId id = session->id;
   owner.session = id;
@@ -112,14 +114,18 @@ absl::Status Arbiter::Impl::CheckJournal(absl::Span<const JournalSession> sessio
       has_session[tenant] = true;
     }
     for (const HeldSlab& slab : session.slabs) {
-      const bool granted_role = slab.role == SlabRole::kParameter || slab.role == SlabRole::kKv;
+      const bool granted_role =
+          slab.role == SlabRole::kParameter || slab.role == SlabRole::kKv ||
+          (slab.role == SlabRole::kWorkspace &&
+           (!session.tenant.has_value() ||
+            slab.region_index.value() < tenants_[session.tenant->value()].config.workspace_slabs));
       if (slab.slab.value() >= options_.pool_slabs || held[slab.slab.value()] || !granted_role ||
           !old(slab.epoch.value())) {
         return absl::InvalidArgumentError(absl::StrCat(
             who, " holds slab ", slab.slab.value(), " with epoch ", slab.epoch.value(), " as ",
             SlabRoleName(slab.role), ": outside the pool of ", options_.pool_slabs,
-            " slabs, held twice, in a role that is not granted, or under an epoch that is not of "
-            "an earlier generation"));
+            " slabs, held twice, in a role that is not granted or outside its workspace, or under "
+            "an epoch that is not of an earlier generation"));
       }
       held[slab.slab.value()] = true;
     }
@@ -143,11 +149,15 @@ absl::Status Arbiter::Impl::AdoptFromJournal(absl::Span<const JournalSession> se
     const TenantId tenant = old.tenant.value_or(TenantId(0xffffffff));
     if (old.tenant.has_value()) {
       session->config = tenants_[tenant.value()].config;
+      session->workspace.resize(session->config.workspace_slabs);
       tenants_[tenant.value()].session = old.session;
     }
     for (const HeldSlab& slab : old.slabs) {
       MustSucceed(ledger_->Adopt(slab.slab, {old.session, tenant, slab.role}, slab.epoch,
                                  slab.region_index));
+      if (slab.role == SlabRole::kWorkspace && old.tenant.has_value()) {
+        session->workspace[slab.region_index.value()] = slab.slab;
+      }
     }
     sessions_.emplace(old.session, std::move(session));
   }
@@ -163,19 +173,21 @@ absl::Status Arbiter::Impl::CheckHeld(const Session& session,
                                       absl::Span<const ParameterStage> stages,
                                       absl::Span<const HeldSlab> held) {
   const uint32_t image = stages.back().first_slab + stages.back().slab_count;
-  absl::flat_hash_set<RegionIndex> places;
+  absl::flat_hash_set<RegionIndex> parameters, workspace;
   NewSight();
   for (const HeldSlab& slab : held) {
     const bool parameter = slab.role == SlabRole::kParameter;
+    const bool placed = slab.role != SlabRole::kKv;
+    auto& places = parameter ? parameters : workspace;
     if (!ledger_->Contains(slab.slab) || !FirstSight(slab.slab) ||
-        (parameter && !places.insert(slab.region_index).second)) {
+        (placed && !places.insert(slab.region_index).second)) {
       return absl::PermissionDeniedError(absl::StrCat(
           "slab ", slab.slab.value(), " or its place is listed twice or outside the pool"));
     }
     const SlabRecord& record = ledger_->record(slab.slab);
     if (record.owner != session.id || record.epoch != slab.epoch || record.role != slab.role ||
-        (parameter &&
-         (record.region_index != slab.region_index || slab.region_index.value() >= image))) {
+        (placed && record.region_index != slab.region_index) ||
+        (parameter && slab.region_index.value() >= image)) {
       return absl::PermissionDeniedError(absl::StrCat(
           "slab ", slab.slab.value(), " is claimed as ", SlabRoleName(slab.role), " at place ",
           slab.region_index.value(), " under epoch ", slab.epoch.value(), "; the ledger has it ",
@@ -237,6 +249,10 @@ void Arbiter::Impl::Readmit(Session& session, absl::Span<const HeldSlab> held, a
     } else if (lost) {
       MustSucceed(ledger_->Readopt(slab));
       if (record.role == SlabRole::kKv) continue;
+      if (record.role == SlabRole::kWorkspace) {
+        session.workspace[record.region_index.value()] = slab;
+        continue;
+      }
       // The journal may know two slabs at one place, the older not cleaned when the broker died;
       // the worker has only one.
       const uint32_t place = record.region_index.value();

@@ -597,5 +597,59 @@ TEST_F(ArbiterTest, SameTenantMaySkipCleaning) {
   }
 }
 
+SimulatedTenant WithWorkspace(SimulatedTenant tenant, uint32_t slabs) {
+  tenant.config.workspace_slabs = slabs;
+  return tenant;
+}
+
+TEST_F(ArbiterTest, WorkspaceComesFirstAndIsKeptForItsTenant) {
+  // 20 + 4 slabs for each; the first may take everything but the workspace that is kept for the
+  // second, which is not even there.
+  Start(Options(40), {WithWorkspace(Tenant("a", 1, 0), 4), WithWorkspace(Tenant("b", 0, 0), 4)});
+  ASSERT_TRUE(node().Attach(0).ok());
+  ASSERT_EQ(worker(0).grants.size(), 1u);
+  EXPECT_EQ(worker(0).grants[0].role, SlabRole::kWorkspace);
+  EXPECT_EQ(worker(0).grants[0].slabs.size(), 4u);
+  EXPECT_EQ(worker(0).grants[0].reason, MoveReason::kAttach);
+  node().Activate(worker(0));
+  node().SetKvTarget(worker(0), 100, 100);
+  node().Settle();
+  EXPECT_EQ(parameters(0), 20u);
+  EXPECT_EQ(kv(0), 12u);
+  EXPECT_EQ(status(0).workspace_slabs, 4u);
+  ASSERT_TRUE(node().Attach(1).ok());
+  EXPECT_EQ(worker(1).Count(SlabRole::kWorkspace), 4u);
+  EXPECT_EQ(node().arbiter().ledger().Count(SlabState::kFree), 0u);
+}
+
+TEST_F(ArbiterTest, WorkspaceIsNeverGivenBackAndReturnsWithItsProcess) {
+  Start(Options(30), {WithWorkspace(Tenant("a", 0, 0), 3)});
+  Bring(0, 2, true);
+  const SlabId workspace = worker(0).Slabs(SlabRole::kWorkspace)[0];
+  node().arbiter().OnReleaseKv(worker(0).session, {workspace}, node().now());
+  node().Advance(absl::Milliseconds(1));
+  EXPECT_TRUE(worker(0).killed);
+  node().ProcessGone(worker(0).session);
+  ASSERT_TRUE(node().Attach(0).ok());
+  node().Settle();
+  EXPECT_EQ(worker(0).Count(SlabRole::kWorkspace), 3u);
+}
+
+TEST_F(ArbiterTest, WorkspaceSurvivesTheBroker) {
+  Start(Options(30), {WithWorkspace(Tenant("a", 0, 0), 3)});
+  Bring(0, 2, true);
+  node().RestartBroker();
+  ASSERT_TRUE(node().Reattach(worker(0)).ok());
+  node().Settle();
+  EXPECT_EQ(worker(0).Count(SlabRole::kWorkspace), 3u);
+  EXPECT_EQ(status(0).workspace_slabs, 3u);
+  EXPECT_TRUE(worker(0).grants.empty());
+}
+
+TEST_F(ArbiterTest, ImageAndWorkspaceMustFitTheQuota) {
+  Start(Options(30), {WithWorkspace(Tenant("a", 0, 0, /*quota=*/22), 3)});
+  EXPECT_TRUE(absl::IsFailedPrecondition(node().Attach(0).status()));
+}
+
 }  // namespace
 }  // namespace palimpsest

@@ -13,10 +13,10 @@ void CheckTenant(uint32_t pool_slabs, const TenantDemand& tenant,
                  std::vector<std::string>& problems) {
   const TenantConfig& config = tenant.config;
   const uint64_t minimum =
-      uint64_t{tenant.image_slabs} + tenant.workspace_slabs + uint64_t{config.sequence_slabs};
+      uint64_t{tenant.image_slabs} + config.workspace_slabs + uint64_t{config.sequence_slabs};
   const std::string parts =
       absl::StrCat(minimum, " slabs (parameters ", tenant.image_slabs, " + workspace ",
-                   tenant.workspace_slabs, " + one longest sequence ", config.sequence_slabs, ")");
+                   config.workspace_slabs, " + one longest sequence ", config.sequence_slabs, ")");
   const std::string who = absl::StrCat("tenant \"", config.name, "\"");
   if (config.quota_slabs > pool_slabs) {
     problems.push_back(absl::StrCat(who, " has a quota of ", config.quota_slabs,
@@ -53,7 +53,7 @@ absl::Status ValidatePool(uint32_t pool_slabs, absl::Span<const TenantDemand> te
   std::vector<std::string> problems;
   std::set<std::string> names;
   std::vector<std::string> floors;
-  uint64_t floor_sum = 0;
+  uint64_t kept_sum = 0;
   if (pool_slabs == 0) problems.push_back("the pool has no slabs: set its size");
   for (const TenantDemand& tenant : tenants) {
     if (tenant.config.name.empty()) problems.push_back("a tenant has no name");
@@ -62,15 +62,19 @@ absl::Status ValidatePool(uint32_t pool_slabs, absl::Span<const TenantDemand> te
           absl::StrCat("tenant \"", tenant.config.name, "\" is configured twice: rename one"));
     }
     CheckTenant(pool_slabs, tenant, problems);
-    floor_sum += tenant.config.floor_slabs;
-    floors.push_back(absl::StrCat(tenant.config.name, " ", tenant.config.floor_slabs));
+    const bool best_effort = tenant.config.floor_slabs == 0;
+    const uint32_t kept = best_effort ? tenant.config.workspace_slabs : tenant.config.floor_slabs;
+    kept_sum += kept;
+    if (kept == 0 && best_effort) continue;
+    floors.push_back(
+        absl::StrCat(tenant.config.name, " ", kept, best_effort ? " of workspace" : ""));
   }
-  if (floor_sum > pool_slabs) {
-    problems.push_back(absl::StrCat("the floors add up to ", floor_sum, " slabs (",
+  if (kept_sum > pool_slabs) {
+    problems.push_back(absl::StrCat("the floors add up to ", kept_sum, " slabs (",
                                     absl::StrJoin(floors, ", "), "), the pool has ", pool_slabs,
                                     ": lower floors, set one to 0 (best effort) or enlarge the "
                                     "pool by ",
-                                    floor_sum - pool_slabs, " slabs"));
+                                    kept_sum - pool_slabs, " slabs"));
   }
   if (problems.empty()) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrJoin(problems, "; "));

@@ -23,6 +23,9 @@ struct TenantConfig {
   uint32_t quota_slabs = 0;
   // KV slabs of the longest sequence that the model serves.
   uint32_t sequence_slabs = 0;
+  // Slabs for activations, logits and kernel workspaces. Always kept for the tenant, so that its
+  // worker has them as soon as it attaches, and never revoked.
+  uint32_t workspace_slabs = 0;
 };
 
 // A tenant whose model is known.
@@ -30,8 +33,6 @@ struct TenantDemand {
   TenantConfig config;
   // Slabs of the whole parameter image.
   uint32_t image_slabs = 0;
-  // Slabs for activations and kernel workspaces.
-  uint32_t workspace_slabs = 0;
 };
 
 // Whether every promise can be kept at once:
@@ -39,7 +40,7 @@ struct TenantDemand {
 //   - each tenant alone fits: image + workspace + one longest sequence <= quota <= pool;
 //   - a floor is 0 (and the tenant not pinned) or holds image + workspace + one longest sequence,
 //     and is at most the quota;
-//   - the floors fit the pool together.
+//   - the floors, and the workspaces of tenants without a floor, fit the pool together.
 // Otherwise InvalidArgument with the numbers of every broken rule and what to change.
 absl::Status ValidatePool(uint32_t pool_slabs, absl::Span<const TenantDemand> tenants);
 

@@ -13,9 +13,9 @@ TenantDemand Demand(const std::string& name, uint32_t floor, uint32_t quota, boo
                                  .pinned = pinned,
                                  .floor_slabs = floor,
                                  .quota_slabs = quota,
-                                 .sequence_slabs = 4},
-                      .image_slabs = 20,
-                      .workspace_slabs = 1};
+                                 .sequence_slabs = 4,
+                                 .workspace_slabs = 1},
+                      .image_slabs = 20};
 }
 
 TEST(ValidatePool, AcceptsFloorsThatFitTogether) {
@@ -36,6 +36,10 @@ TEST(ValidatePool, NamesNumbersAndRemedy) {
        50,
        {Demand("a", 25, 50), Demand("b", 26, 50)},
        "the floors add up to 51 slabs (a 25, b 26), the pool has 50"},
+      {"no room for a workspace beside the floors",
+       50,
+       {Demand("a", 25, 50), Demand("b", 25, 50), Demand("c", 0, 50)},
+       "the floors add up to 51 slabs (a 25, b 25, c 1 of workspace), the pool has 50"},
       {"floor below what serving takes",
        64,
        {Demand("a", 24, 64)},

@@ -72,7 +72,7 @@ void SimulatedNode::Do(SendGrant grant) {
   SimulatedWorker& worker = found->second;
   std::set<RegionIndex> places;
   for (const auto& [slab, entry] : worker.held) {
-    if (entry.role == SlabRole::kParameter) places.insert(entry.region_index);
+    if (entry.role == grant.role) places.insert(entry.region_index);
   }
   std::optional<RegionIndex> previous;
   for (const GrantedSlab& slab : grant.slabs) {
@@ -84,7 +84,7 @@ void SimulatedNode::Do(SendGrant grant) {
     if (slab.epoch <= shadow.epoch || (slab.epoch.value() >> 32) != options_.generation) {
       Problem("an epoch did not grow or is of another generation");
     }
-    if (grant.role == SlabRole::kParameter) {
+    if (grant.role != SlabRole::kKv) {
       if (!places.insert(slab.region_index).second) Problem("a place was granted twice");
       if (previous.has_value() && slab.region_index <= *previous) Problem("not in stage order");
       previous = slab.region_index;
@@ -136,6 +136,7 @@ void SimulatedNode::Do(SendRevoke revoke) {
   if (revoke.deadline <= now_) Problem("a revoke without time to answer");
   if (revoke.kv_slabs == 0 && revoke.region_indexes.empty()) Problem("a revoke of nothing");
   if (revoke.role == SlabRole::kParameter) CheckParameterRevoke(worker, revoke);
+  if (revoke.role == SlabRole::kWorkspace) Problem("a workspace was revoked");
   if (revoke.kv_slabs > worker.Count(SlabRole::kKv)) Problem("more KV revoked than held");
   worker.revokes.push_back(std::move(revoke));
 }
@@ -442,8 +443,12 @@ void SimulatedNode::CheckInvariants() {
     }
   }
   for (const TenantSnapshot& tenant : snapshot.tenants) {
-    const uint32_t held = tenant.parameter_slabs + tenant.kv_slabs;
+    const uint32_t held = tenant.parameter_slabs + tenant.kv_slabs + tenant.workspace_slabs;
     if (held > tenant.config.quota_slabs) Problem("a tenant is above its quota");
+    if (tenant.attached && tenant.workspace_slabs < tenant.config.workspace_slabs &&
+        snapshot.free_slabs > 0) {
+      Problem("a worker lacks workspace while slabs are free");
+    }
   }
 }
 

@@ -93,7 +93,8 @@ class SimulatedNode {
   // nothing moves. The clock stands still.
   void Settle();
 
-  // Sums and counts of the arbiter, and that it agrees with this account of who holds what.
+  // Sums and counts of the arbiter, that no workspace waits for others' memory, and that it agrees
+  // with this account of who holds what.
   void CheckInvariants();
   size_t cleaning() const { return to_clean_.size(); }
 

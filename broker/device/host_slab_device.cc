@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
 
 #include <cerrno>
@@ -10,6 +9,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "broker/device/descriptor_limit.h"
 #include "common/file.h"
 #include "common/mapping.h"
 #include "common/memory_file.h"
@@ -118,8 +118,20 @@ absl::Status HostSlabDevice::Create(SlabId slab) {
   return absl::OkStatus();
 }
 
-absl::Status HostSlabDevice::Adopt(SlabId slab, UniqueFd memory) {
+absl::Status HostSlabDevice::CheckMemory(const UniqueFd& memory, const Identity& granted) const {
+  struct stat file = {};
+  if (::fstat(memory.get(), &file) != 0) return ErrnoStatus("fstat of a slab");
+  if (Identity{file.st_dev, file.st_ino} == granted) return absl::OkStatus();
+  return absl::InvalidArgumentError("the descriptor is of other memory than was granted");
+}
+
+absl::Status HostSlabDevice::Scrub(absl::Span<const SlabId>) {
+  return absl::UnimplementedError("slabs of host memory are retired");
+}
+
+absl::Status HostSlabDevice::Adopt(SlabId slab, UniqueFd memory, const Identity& granted) {
   if (absl::Status status = CheckId(slab); !status.ok()) return status;
+  if (absl::Status status = CheckMemory(memory, granted); !status.ok()) return status;
   if (Descriptor(slab) != nullptr) {
     return absl::AlreadyExistsError(absl::StrCat("slab ", slab.ToString(), " has memory"));
   }
@@ -156,24 +168,6 @@ SlabDevice::Identity HostSlabDevice::IdentityOf(SlabId slab) {
 uint64_t HostSlabDevice::created(Pages pages) const {
   MutexLock lock(&mu_);
   return created_[static_cast<size_t>(pages)];
-}
-
-absl::Status ReserveDescriptors(uint64_t count) {
-  rlimit limit;
-  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return ErrnoStatus("RLIMIT_NOFILE");
-  if (limit.rlim_cur >= count) return absl::OkStatus();
-  if (limit.rlim_max < count) {
-    // root may raise it.
-    const rlimit raised = {count, count};
-    if (::setrlimit(RLIMIT_NOFILE, &raised) == 0) return absl::OkStatus();
-    return absl::FailedPreconditionError(absl::StrCat(
-        "the pool needs ", count, " file descriptors, but at most ", limit.rlim_max,
-        " are allowed; raise the limit (ulimit -Hn, LimitNOFILE= of systemd) or make the pool "
-        "smaller"));
-  }
-  limit.rlim_cur = count;
-  if (::setrlimit(RLIMIT_NOFILE, &limit) != 0) return ErrnoStatus("RLIMIT_NOFILE");
-  return absl::OkStatus();
 }
 
 }  // namespace palimpsest

@@ -44,7 +44,9 @@ class HostSlabDevice : public SlabDevice {
 
   std::string name() const override { return "host"; }
   absl::Status Create(SlabId slab) override;
-  absl::Status Adopt(SlabId slab, UniqueFd memory) override;
+  absl::Status CheckMemory(const UniqueFd& memory, const Identity& granted) const override;
+  absl::Status Adopt(SlabId slab, UniqueFd memory, const Identity& granted) override;
+  absl::Status Scrub(absl::Span<const SlabId> slabs) override;
   absl::Status Retire(SlabId slab) override;
   std::shared_ptr<const UniqueFd> Descriptor(SlabId slab) override;
   Identity IdentityOf(SlabId slab) override;
@@ -75,10 +77,6 @@ class HostSlabDevice : public SlabDevice {
   std::vector<Slab> slabs_ ABSL_GUARDED_BY(mu_);
   std::array<uint64_t, 3> created_ ABSL_GUARDED_BY(mu_) = {};
 };
-
-// Makes sure that this process may hold `count` descriptors at once, raising the soft limit if
-// needed. FailedPrecondition names the hard limit and how to raise it.
-absl::Status ReserveDescriptors(uint64_t count);
 
 }  // namespace palimpsest
 

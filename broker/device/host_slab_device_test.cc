@@ -12,6 +12,7 @@
 #include <cstring>
 #include <thread>
 
+#include "broker/device/descriptor_limit.h"
 #include "common/mapping.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -162,7 +163,7 @@ TEST(HostSlabDevice, ReturnedSlabIsAdoptedWithItsContent) {
   old_broker.reset();
 
   auto device = Open();
-  ASSERT_TRUE(device->Adopt(SlabId(2), *std::move(kept)).ok());
+  ASSERT_TRUE(device->Adopt(SlabId(2), *std::move(kept), identity).ok());
   EXPECT_EQ(device->IdentityOf(SlabId(2)), identity);
   EXPECT_EQ(MapSlab(*device, SlabId(2)).data()[99], std::byte{7});
   EXPECT_TRUE(absl::IsAlreadyExists(device->Create(SlabId(2))));
@@ -180,7 +181,8 @@ UniqueFd Memfd(Bytes size, int seals) {
 TEST(HostSlabDevice, ReturnedDescriptorsThatAreNoSlabsAreRefused) {
   auto device = Open();
   const auto refusal = [&](UniqueFd fd) {
-    const absl::Status status = device->Adopt(SlabId(0), std::move(fd));
+    const SlabDevice::Identity identity = Fstat(fd.get());
+    const absl::Status status = device->Adopt(SlabId(0), std::move(fd), identity);
     EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
     EXPECT_EQ(device->Descriptor(SlabId(0)), nullptr);
     return std::string(status.message());
@@ -196,6 +198,15 @@ TEST(HostSlabDevice, ReturnedDescriptorsThatAreNoSlabsAreRefused) {
   const UniqueFd writable = Memfd(kSlab, kSeals);
   const std::string path = "/proc/self/fd/" + std::to_string(writable.get());
   EXPECT_THAT(refusal(UniqueFd(::open(path.c_str(), O_RDONLY | O_CLOEXEC))), HasSubstr("open for"));
+}
+
+TEST(HostSlabDevice, OtherMemoryThanWasGrantedIsRefused) {
+  auto device = Open();
+  constexpr int kSeals = F_SEAL_GROW | F_SEAL_SEAL;
+  const UniqueFd granted = Memfd(kSlab, kSeals);
+  const absl::Status status = device->Adopt(SlabId(0), Memfd(kSlab, kSeals), Fstat(granted.get()));
+  EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("other memory"));
 }
 
 TEST(HostSlabDevice, IdsOutsideThePoolAndOddSizesAreRefused) {

@@ -2,14 +2,17 @@
 // the sessions know slabs by id alone.
 //
 // A slab's memory is named by a file descriptor that workers map. The device owns the original;
-// shares of it may be held while a hand-over is under way, and workers hold duplicates. What a
-// worker may still have after a slab was retired is worthless: the memory behind it is gone.
+// shares of it may be held while a hand-over is under way, and workers hold duplicates.
+//
+// A slab that comes back is cleaned in one of two ways. Retire replaces its memory, so that what a
+// worker may still have is not the slab any more. Scrub zeroes it and keeps it: faster, and safe
+// only if workers that said they unmapped it, did.
 //
 // Threads: thread-safe for different slabs; calls about one slab are serialised by the caller,
-// except Descriptor and IdentityOf, which may come at any time. Create and Retire fault memory in
-// and may take a millisecond; the others do not block.
+// except Descriptor, IdentityOf and MemoryId, which may come at any time. Create, Scrub and Retire
+// touch all of the memory and may take a millisecond; the others do not block.
 //
-// Order for each slab: Create or Adopt, then any number of Retire.
+// Order for each slab: Create or Adopt, then any number of Scrub and Retire.
 #ifndef PALIMPSEST_BROKER_DEVICE_SLAB_DEVICE_H_
 #define PALIMPSEST_BROKER_DEVICE_SLAB_DEVICE_H_
 
@@ -18,6 +21,7 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "absl/types/span.h"
 #include "common/fd.h"
 #include "common/ids.h"
 
@@ -25,7 +29,7 @@ namespace palimpsest {
 
 class SlabDevice {
  public:
-  // Names the memory behind a descriptor on one boot of the machine: fstat's st_dev and st_ino.
+  // Names memory on one boot of the machine. Host: fstat's st_dev and st_ino of the descriptor.
   // Zero while a slab has no memory.
   struct Identity {
     uint64_t device = 0;
@@ -43,21 +47,32 @@ class SlabDevice {
   // none.
   virtual absl::Status Create(SlabId slab) = 0;
 
-  // Takes memory that an earlier broker process created and a worker kept. The caller has compared
-  // its identity with the journal; the device checks that it is a slab of this pool: kind, size,
-  // access and seals. InvalidArgument says what is wrong with it; AlreadyExists when the slab has
-  // memory.
-  virtual absl::Status Adopt(SlabId slab, UniqueFd memory) = 0;
+  // InvalidArgument if the descriptor is of other memory than was granted, as far as it can be
+  // told.
+  virtual absl::Status CheckMemory(const UniqueFd& memory, const Identity& granted) const = 0;
 
-  // Takes the memory away from everybody who has it mapped, whether he cooperates or not (a later
-  // access is a SIGBUS), and gives the slab fresh, zeroed memory instead. On error the slab has no
-  // memory, the old one is gone all the same, and Retire may be tried again.
+  // Takes memory that an earlier broker process created, granted under that identity, and a worker
+  // kept: CheckMemory, and that it is a slab of this pool (kind, size, access and seals).
+  // InvalidArgument says what is wrong with it; AlreadyExists when the slab has memory.
+  virtual absl::Status Adopt(SlabId slab, UniqueFd memory, const Identity& granted) = 0;
+
+  // Zeroes slabs in place; a slab without memory gets some. On error all may hold anything, and
+  // Scrub may be tried again. Unimplemented where slabs are always retired.
+  virtual absl::Status Scrub(absl::Span<const SlabId> slabs) = 0;
+
+  // Gives the slab fresh, zeroed memory. The old memory is taken away from everybody who has it
+  // mapped (host: a later access is a SIGBUS), or stays with them alone until they are gone (GPU).
+  // On error the slab has no memory, and Retire may be tried again.
   virtual absl::Status Retire(SlabId slab) = 0;
 
   // To hand to a worker; null while the slab has no memory.
   virtual std::shared_ptr<const UniqueFd> Descriptor(SlabId slab) = 0;
 
   virtual Identity IdentityOf(SlabId slab) = 0;
+
+  // Not 0 if workers may keep what they imported after they gave the slab back, to map it again
+  // when it is granted to them again with the same memory id.
+  virtual uint64_t MemoryId(SlabId) { return 0; }
 };
 
 }  // namespace palimpsest

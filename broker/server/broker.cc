@@ -1,7 +1,5 @@
 #include "broker/server/broker.h"
 
-#include <sys/stat.h>
-
 #include <algorithm>
 #include <utility>
 
@@ -13,6 +11,10 @@
 
 namespace palimpsest {
 namespace {
+
+constexpr size_t kRetireBatch = 16;
+constexpr size_t kScrubBatch = 256;
+constexpr absl::Duration kMemoryPause = absl::Milliseconds(50);
 
 ProcessIdentity IdentityOf(const journal::SessionOpened& session) {
   return ProcessIdentity{session.pid(), session.process_start()};
@@ -85,6 +87,32 @@ absl::Status Broker::AdoptJournal() {
   return absl::OkStatus();
 }
 
+absl::Status Broker::CreateSlabs(absl::Span<const SlabId> slabs) {
+  const absl::Time deadline = parts_.clock.Now() + options_.memory_patience;
+  for (const SlabId slab : slabs) {
+    absl::Status status = parts_.device.Create(slab);
+    while (absl::IsResourceExhausted(status) && parts_.clock.Now() < deadline) {
+      absl::SleepFor(kMemoryPause);
+      status = parts_.device.Create(slab);
+    }
+    if (!status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+std::vector<absl::Status> Broker::CleanSlabMemory(absl::Span<const SlabId> slabs) {
+  if (options_.cleaning == Options::Cleaning::kScrub) {
+    // Against a dying worker that returns one of them at the same time: a slab is mapped once.
+    return std::vector<absl::Status>(slabs.size(), parts_.device.Scrub(slabs));
+  }
+  std::vector<absl::Status> results;
+  for (const SlabId slab : slabs) {
+    MutexLock lock(&DeviceLock(slab));
+    results.push_back(parts_.device.Retire(slab));
+  }
+  return results;
+}
+
 absl::Status Broker::Start() {
   std::vector<SlabId> missing;
   std::vector<std::shared_ptr<const ProcessHandle>> processes;
@@ -97,18 +125,15 @@ absl::Status Broker::Start() {
       if (session->process != nullptr) processes.push_back(session->process);
     }
   }
-  for (const SlabId slab : missing) {
-    if (absl::Status status = parts_.device.Create(slab); !status.ok()) return status;
-  }
+  if (absl::Status status = CreateSlabs(missing); !status.ok()) return status;
   absl::StatusOr<std::unique_ptr<ProcessWatcher>> watcher = ProcessWatcher::Start();
   if (!watcher.ok()) return watcher.status();
   watcher_ = std::move(*watcher);
   cleaner_ = std::make_unique<SlabCleaner>(
-      SlabCleaner::Options{.threads = options_.cleaner_threads},
-      [this](SlabId slab) {
-        MutexLock lock(&DeviceLock(slab));
-        return parts_.device.Retire(slab);
-      },
+      SlabCleaner::Options{
+          .threads = options_.cleaner_threads,
+          .batch = options_.cleaning == Options::Cleaning::kScrub ? kScrubBatch : kRetireBatch},
+      [this](absl::Span<const SlabId> slabs) { return CleanSlabMemory(slabs); },
       [this](absl::Span<const SlabId> slabs) { SlabsClean(slabs); });
   for (const std::shared_ptr<const ProcessHandle>& process : processes) {
     if (absl::Status status = WatchOnce(process); !status.ok()) return status;
@@ -328,8 +353,6 @@ void Broker::Disconnect(const std::shared_ptr<Session>& session,
 
 absl::Status Broker::ReturnSlab(const DescriptorPeer& peer, const SlabEntry& entry,
                                 UniqueFd memory) {
-  struct stat file;
-  if (fstat(memory.get(), &file) != 0) return ErrnoStatus("fstat of a returned slab");
   const auto refuse = [&entry](absl::string_view why) {
     return absl::PermissionDeniedError(
         absl::StrCat("slab ", entry.slab_id.ToString(), " is not taken back: ", why));
@@ -352,14 +375,13 @@ absl::Status Broker::ReturnSlab(const DescriptorPeer& peer, const SlabEntry& ent
     if (is_lost) granted = {lost->second.device(), lost->second.inode()};
   }
   if (!is_lost) granted = parts_.device.IdentityOf(entry.slab_id);
-  if (file.st_dev != granted.device || file.st_ino != granted.inode) {
-    return refuse("the descriptor is of other memory than was granted");
-  }
+  const absl::Status same = parts_.device.CheckMemory(memory, granted);
+  if (!same.ok()) return refuse(same.message());
   if (!is_lost) return absl::OkStatus();
   {
     // If its process dies meanwhile, the slab may have got fresh memory already: AlreadyExists.
     MutexLock lock(&DeviceLock(entry.slab_id));
-    const absl::Status adopted = parts_.device.Adopt(entry.slab_id, std::move(memory));
+    const absl::Status adopted = parts_.device.Adopt(entry.slab_id, std::move(memory), granted);
     if (!adopted.ok()) return adopted;
   }
   MutexLock lock(&mu_);

@@ -64,8 +64,13 @@ class Broker : public DescriptorDelegate {
     std::vector<uint32_t> image_slabs;
     // How long the descriptors of a grant or an image can be fetched.
     absl::Duration token_lifetime = absl::Seconds(30);
-    // One thread alone does not zero as fast as memory can be written.
+    // How slabs that come back are cleaned: replaced, or zeroed in place (workers are trusted).
+    enum class Cleaning { kRetire, kScrub };
+    Cleaning cleaning = Cleaning::kRetire;
+    // One thread alone does not zero host memory as fast as it can be written.
     size_t cleaner_threads = 2;
+    // How long Start waits for memory that workers of an earlier broker are about to let go of.
+    absl::Duration memory_patience = absl::ZeroDuration();
   };
   // What it works with; all must outlive it.
   struct Parts {
@@ -165,6 +170,9 @@ class Broker : public DescriptorDelegate {
   Broker(Options options, Parts parts);
 
   absl::Status AdoptJournal();
+  // Gives memory to slabs that no worker of an earlier broker holds.
+  absl::Status CreateSlabs(absl::Span<const SlabId> slabs);
+  std::vector<absl::Status> CleanSlabMemory(absl::Span<const SlabId> slabs);
   void TimerLoop();
   // Makes ProcessGone come when the process ends. Once for each process, however often it attaches.
   absl::Status WatchOnce(const std::shared_ptr<const ProcessHandle>& process);

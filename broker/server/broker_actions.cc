@@ -148,6 +148,8 @@ void Broker::Do(const Work& work, const SendAttached& attached) {
   out.set_slab_bytes(static_cast<uint64_t>(options_.slab_bytes.count()));
   out.set_pool_slabs(options_.arbiter.pool_slabs);
   out.set_quota_slabs(options_.tenants[session.tenant->value()].quota_slabs);
+  out.set_workspace_slabs(options_.tenants[session.tenant->value()].workspace_slabs);
+  out.set_backend(parts_.device.name());
   *out.mutable_image() = attached.image->manifest;
   if (attached.send_image) {
     const Token token =
@@ -179,6 +181,7 @@ void Broker::Perform(const Work& work, const SendGrant& grant) {
     granted.set_slab_id(slab.slab.value());
     granted.set_epoch(slab.epoch.value());
     granted.set_region_index(slab.region_index.value());
+    granted.set_memory_id(parts_.device.MemoryId(slab.slab));
     what.entries.push_back(SlabEntry{slab.slab, slab.epoch});
     what.descriptors.push_back(parts_.device.Descriptor(slab.slab));
   }
@@ -303,6 +306,7 @@ void Broker::FillTenant(const TenantSnapshot& tenant, TenantId id, v1::TenantMem
   load.set_kv_slabs_free(tenant.load.kv_slabs_free);
   out.set_parameter_slabs(tenant.parameter_slabs);
   out.set_kv_slabs(tenant.kv_slabs);
+  out.set_workspace_slabs(tenant.workspace_slabs);
   out.set_floor_slabs(tenant.config.floor_slabs);
   out.set_quota_slabs(tenant.config.quota_slabs);
   out.set_image_slabs(options_.image_slabs[id.value()]);

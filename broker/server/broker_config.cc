@@ -3,6 +3,7 @@
 #include <limits>
 #include <set>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "common/descriptor_protocol.h"
 
@@ -11,6 +12,7 @@ namespace {
 
 constexpr size_t kMaxTenants = 64;
 constexpr int64_t kMaxPoolSlabs = 1 << 20;
+constexpr int kMaxGpus = 64;
 
 BrokerTenant ReadTenant(ConfigReader& reader, Bytes pool_bytes) {
   BrokerTenant tenant;
@@ -30,6 +32,7 @@ BrokerTenant ReadTenant(ConfigReader& reader, Bytes pool_bytes) {
   tenant.model.folder = model.String("path");
   tenant.model.max_sequence_tokens = model.Int("max_sequence_tokens", 1, 1 << 24);
   tenant.model.kv_block_tokens = reader.Int("kv_block_tokens", 1, 4096, 16);
+  tenant.workspace = reader.Size("workspace", Bytes(0), pool_bytes, Bytes(0));
   tenant.priority = static_cast<int32_t>(reader.Int("priority", -1000, 1000, 0));
   tenant.pin = reader.Bool("pin", false);
   tenant.floor = reader.Size("floor", Bytes(0), pool_bytes, Bytes(0));
@@ -59,6 +62,32 @@ ArbiterOptions ReadPolicy(ConfigReader policy) {
   out.reversion_delay = duration("reversion_delay", out.reversion_delay);
   out.reversion_hysteresis = policy.Double("hysteresis", 0.0, 10.0, out.reversion_hysteresis);
   return out;
+}
+
+void ReadPool(ConfigReader pool, BrokerConfig& config) {
+  using Backend = BrokerConfig::Backend;
+  config.backend = pool.Choice<Backend>(
+      "backend", {{"host", Backend::kHost}, {"cuda", Backend::kCuda}}, Backend::kHost);
+  const bool cuda = config.backend == Backend::kCuda;
+  const std::vector<std::string> gpus = pool.Strings("gpus", kMaxGpus);
+  if (!gpus.empty() && (!cuda || gpus.size() != 1 || !absl::SimpleAtoi(gpus[0], &config.gpu) ||
+                        config.gpu < 0 || config.gpu >= kMaxGpus)) {
+    pool.Error("gpus", cuda ? "expected the number of one GPU, as in nvidia-smi -L: [0]"
+                            : "only with backend: cuda");
+  }
+  config.trusted_workers = pool.Bool("trusted_workers", cuda);
+  if (config.trusted_workers && !cuda) {
+    pool.Error("trusted_workers", "slabs of host memory are always replaced: expected false");
+  }
+  config.slab_bytes = pool.Size("slab_bytes", MiB(2), GiB(1), cuda ? MiB(32) : MiB(2));
+  if (config.slab_bytes.count() % MiB(2).count() != 0) {
+    pool.Error("slab_bytes", "expected a multiple of 2 MiB");
+  }
+  config.pool_bytes = pool.Size("bytes", config.slab_bytes, config.slab_bytes * kMaxPoolSlabs);
+  if (config.pool_bytes.count() % config.slab_bytes.count() != 0) {
+    pool.Error("bytes", absl::StrCat("expected a multiple of pool.slab_bytes (",
+                                     config.slab_bytes.ToString(), ")"));
+  }
 }
 
 void CheckSockets(const BrokerConfig& config, ConfigReader& root) {
@@ -92,17 +121,7 @@ absl::StatusOr<BrokerConfig> ReadBrokerConfig(YamlConfig& yaml, const std::strin
   config.token_lifetime =
       root.Duration("token_lifetime", absl::Milliseconds(100), absl::Hours(1), absl::Seconds(30));
 
-  ConfigReader pool = root.Map("pool");
-  pool.Choice<int>("backend", {{"host", 0}}, 0);
-  config.slab_bytes = pool.Size("slab_bytes", MiB(2), GiB(1), MiB(2));
-  if (config.slab_bytes.count() % MiB(2).count() != 0) {
-    pool.Error("slab_bytes", "expected a multiple of 2 MiB");
-  }
-  config.pool_bytes = pool.Size("bytes", config.slab_bytes, config.slab_bytes * kMaxPoolSlabs);
-  if (config.pool_bytes.count() % config.slab_bytes.count() != 0) {
-    pool.Error("bytes", absl::StrCat("expected a multiple of pool.slab_bytes (",
-                                     config.slab_bytes.ToString(), ")"));
-  }
+  ReadPool(root.Map("pool"), config);
   config.policy = ReadPolicy(root.Map("policy"));
   config.policy.pool_slabs = static_cast<uint32_t>(config.pool_bytes / config.slab_bytes);
 

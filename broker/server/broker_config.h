@@ -26,6 +26,8 @@ struct BrokerTenant {
   // A folder with sockets (broker.sock, descriptors.sock) for this tenant alone; may be empty.
   std::string socket_dir;
   TenantModel model;
+  // Activations, logits and kernel workspaces of its worker.
+  Bytes workspace;
   int32_t priority = 0;
   bool pin = false;
   Bytes floor;
@@ -44,6 +46,12 @@ struct BrokerConfig {
   std::string packer;
   bool pack_at_start = true;
   absl::Duration pack_deadline;
+  enum class Backend { kHost, kCuda };
+  Backend backend = Backend::kHost;
+  // The GPU whose memory the pool is, with backend cuda.
+  int gpu = 0;
+  // Slabs are scrubbed, not replaced, when they come back; with backend cuda alone.
+  bool trusted_workers = false;
   Bytes pool_bytes;
   Bytes slab_bytes;
   std::vector<BrokerTenant> tenants;

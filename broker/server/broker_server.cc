@@ -26,6 +26,8 @@ namespace {
 
 constexpr size_t kMaxOffers = 4096;
 constexpr int kMaxServerThreads = 512;
+// Workers of a broker that died let go of what they kept when they notice.
+constexpr absl::Duration kGpuMemoryPatience = absl::Seconds(10);
 constexpr absl::Duration kMetricsPeriod = absl::Seconds(1);
 constexpr absl::Duration kShutdownPatience = absl::Seconds(2);
 // Who may connect: the owner and its group; a tenant's own socket belongs to the tenant.
@@ -76,6 +78,8 @@ absl::StatusOr<PoolPlan> PlanPool(const BrokerConfig& config) {
     demand.config.pinned = tenant.pin;
     demand.config.floor_slabs = static_cast<uint32_t>(CeilDiv(tenant.floor, config.slab_bytes));
     demand.config.quota_slabs = static_cast<uint32_t>(tenant.quota / config.slab_bytes);
+    demand.config.workspace_slabs =
+        static_cast<uint32_t>(CeilDiv(tenant.workspace, config.slab_bytes));
     demand.config.sequence_slabs =
         static_cast<uint32_t>(CeilDiv(block * blocks, config.slab_bytes));
     demand.image_slabs = static_cast<uint32_t>(image / config.slab_bytes);
@@ -92,7 +96,8 @@ absl::StatusOr<PoolPlan> PlanPool(const BrokerConfig& config) {
 }
 
 absl::StatusOr<std::unique_ptr<BrokerServer>> BrokerServer::Start(
-    const BrokerConfig& config, std::function<void(const absl::Status&)> fatal) {
+    const BrokerConfig& config, std::function<void(const absl::Status&)> fatal,
+    CudaPoolFactory cuda) {
   const absl::StatusOr<PoolPlan> plan = PlanPool(config);
   if (!plan.ok()) return plan.status();
   // Never undone: the library's own end, after the last server, may wait ten seconds for a poll of
@@ -101,7 +106,7 @@ absl::StatusOr<std::unique_ptr<BrokerServer>> BrokerServer::Start(
   std::call_once(grpc_once, grpc_init);
   std::unique_ptr<BrokerServer> server(new BrokerServer(config));
   absl::Status status;
-  if (status = server->OpenState(*plan, std::move(fatal)); !status.ok()) return status;
+  if (status = server->OpenState(*plan, std::move(fatal), cuda); !status.ok()) return status;
   if (status = server->StartDescriptors(); !status.ok()) return status;
   if (status = server->StartControl(); !status.ok()) return status;
   if (status = server->StartMetrics(); !status.ok()) return status;
@@ -145,8 +150,27 @@ Bytes BrokerServer::MissingMemory(const PoolPlan& plan, const std::set<std::stri
   return ordinary_pages ? missing + config_.slab_bytes * fresh : missing;
 }
 
+absl::StatusOr<bool> BrokerServer::OpenDevice(const CudaPoolFactory& cuda) {
+  if (config_.backend == BrokerConfig::Backend::kCuda) {
+    auto device = cuda(CudaPool{.gpu = config_.gpu,
+                                .slabs = config_.policy.pool_slabs,
+                                .slab_bytes = config_.slab_bytes,
+                                .generation = journal_->generation()});
+    if (!device.ok()) return device.status();
+    device_ = *std::move(device);
+    return false;
+  }
+  absl::StatusOr<std::unique_ptr<HostSlabDevice>> device =
+      HostSlabDevice::Open({.slabs = config_.policy.pool_slabs, .slab_bytes = config_.slab_bytes});
+  if (!device.ok()) return device.status();
+  const bool ordinary_pages = (*device)->best_pages() != HostSlabDevice::Pages::kHugetlb;
+  device_ = *std::move(device);
+  return ordinary_pages;
+}
+
 absl::Status BrokerServer::OpenState(const PoolPlan& plan,
-                                     std::function<void(const absl::Status&)> fatal) {
+                                     std::function<void(const absl::Status&)> fatal,
+                                     const CudaPoolFactory& cuda) {
   absl::StatusOr<std::string> boot_id = BootId();
   if (!boot_id.ok()) return boot_id.status();
   absl::StatusOr<std::unique_ptr<Journal>> journal =
@@ -156,13 +180,10 @@ absl::Status BrokerServer::OpenState(const PoolPlan& plan,
                                      .pool_slabs = config_.policy.pool_slabs});
   if (!journal.ok()) return journal.status();
   journal_ = *std::move(journal);
-  absl::StatusOr<std::unique_ptr<HostSlabDevice>> device =
-      HostSlabDevice::Open({.slabs = config_.policy.pool_slabs, .slab_bytes = config_.slab_bytes});
-  if (!device.ok()) return device.status();
-  const bool ordinary_pages = (*device)->best_pages() != HostSlabDevice::Pages::kHugetlb;
-  device_ = *std::move(device);
+  const absl::StatusOr<bool> ordinary_pages = OpenDevice(cuda);
+  if (!ordinary_pages.ok()) return ordinary_pages.status();
   const std::set<std::string> expected = ImagesOfLiveSessions(journal_->recovered());
-  absl::Status status = CheckMemoryLimit(MissingMemory(plan, expected, ordinary_pages));
+  absl::Status status = CheckMemoryLimit(MissingMemory(plan, expected, *ordinary_pages));
   if (!status.ok()) return status;
   // Half: who returned, but without the image, must get it before its own grace has passed.
   ImageManager::Options images{.slab_bytes = config_.slab_bytes,
@@ -172,14 +193,19 @@ absl::Status BrokerServer::OpenState(const PoolPlan& plan,
                                .adoption_grace = config_.policy.reattach_grace / 2};
   for (const BrokerTenant& tenant : config_.tenants) images.models.push_back(tenant.model);
   images_ = std::make_unique<ImageManager>(std::move(images), *journal_, broker_metrics_);
-  absl::StatusOr<std::unique_ptr<Broker>> broker =
-      Broker::Create(Broker::Options{.arbiter = config_.policy,
-                                     .slab_bytes = config_.slab_bytes,
-                                     .tenants = plan.tenants,
-                                     .image_slabs = plan.image_slabs,
-                                     .token_lifetime = config_.token_lifetime},
-                     Broker::Parts{Clock::Real(), *journal_, *device_, *images_, hand_overs_,
-                                   broker_metrics_, std::move(fatal)});
+  Broker::Options options{.arbiter = config_.policy,
+                          .slab_bytes = config_.slab_bytes,
+                          .tenants = plan.tenants,
+                          .image_slabs = plan.image_slabs,
+                          .token_lifetime = config_.token_lifetime};
+  if (config_.trusted_workers) options.cleaning = Broker::Options::Cleaning::kScrub;
+  if (config_.backend == BrokerConfig::Backend::kCuda) {
+    options.cleaner_threads = 1;
+    options.memory_patience = kGpuMemoryPatience;
+  }
+  absl::StatusOr<std::unique_ptr<Broker>> broker = Broker::Create(
+      std::move(options), Broker::Parts{Clock::Real(), *journal_, *device_, *images_, hand_overs_,
+                                        broker_metrics_, std::move(fatal)});
   if (!broker.ok()) return broker.status();
   broker_ = *std::move(broker);
   return broker_->Start();

@@ -15,6 +15,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "broker/device/cuda_pool.h"
 #include "broker/device/slab_device.h"
 #include "broker/server/broker.h"
 #include "broker/server/broker_config.h"
@@ -43,10 +44,15 @@ absl::StatusOr<PoolPlan> PlanPool(const BrokerConfig& config);
 
 class BrokerServer {
  public:
+  // Makes the pool of back-end cuda; OpenCudaPool outside of tests.
+  using CudaPoolFactory =
+      std::function<absl::StatusOr<std::unique_ptr<SlabDevice>>(const CudaPool&)>;
+
   // Returns once both sockets accept. `fatal` is called, on any thread, when the broker cannot go
   // on.
   static absl::StatusOr<std::unique_ptr<BrokerServer>> Start(
-      const BrokerConfig& config, std::function<void(const absl::Status&)> fatal);
+      const BrokerConfig& config, std::function<void(const absl::Status&)> fatal,
+      CudaPoolFactory cuda = OpenCudaPool);
   ~BrokerServer() { Shutdown(); }
   BrokerServer(const BrokerServer&) = delete;
   BrokerServer& operator=(const BrokerServer&) = delete;
@@ -70,7 +76,10 @@ class BrokerServer {
 
   explicit BrokerServer(const BrokerConfig& config);
 
-  absl::Status OpenState(const PoolPlan& plan, std::function<void(const absl::Status&)> fatal);
+  absl::Status OpenState(const PoolPlan& plan, std::function<void(const absl::Status&)> fatal,
+                         const CudaPoolFactory& cuda);
+  // Opens device_; whether its slabs are ordinary pages of the host.
+  absl::StatusOr<bool> OpenDevice(const CudaPoolFactory& cuda);
   // Ordinary memory that pool and images will take besides what the workers of an earlier broker
   // bring back.
   Bytes MissingMemory(const PoolPlan& plan, const std::set<std::string>& expected,

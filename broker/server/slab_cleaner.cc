@@ -46,16 +46,15 @@ void SlabCleaner::Run() {
       batch.assign(waiting_.begin(), waiting_.begin() + static_cast<ptrdiff_t>(count));
       waiting_.erase(waiting_.begin(), waiting_.begin() + static_cast<ptrdiff_t>(count));
     }
-    std::vector<SlabId> failed;
-    std::erase_if(batch, [this, &failed](SlabId slab) {
-      const absl::Status status = clean_(slab);
-      if (status.ok()) return false;
+    const std::vector<absl::Status> results = clean_(batch);
+    std::vector<SlabId> cleaned, failed;
+    for (size_t i = 0; i < batch.size(); ++i) {
+      (results[i].ok() ? cleaned : failed).push_back(batch[i]);
+      if (results[i].ok()) continue;
       Log(LogLevel::kError, "a slab could not be cleaned and is tried again",
-          {{"slab", slab}, {"error", status}});
-      failed.push_back(slab);
-      return true;
-    });
-    if (!batch.empty()) done_(batch);
+          {{"slab", batch[i]}, {"error", results[i]}});
+    }
+    if (!cleaned.empty()) done_(cleaned);
     if (!failed.empty()) {
       MutexLock lock(&mu_);
       failed_.insert(failed_.end(), failed.begin(), failed.end());

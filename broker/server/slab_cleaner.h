@@ -29,7 +29,8 @@ class SlabCleaner {
     size_t batch = 16;
     absl::Duration retry_delay = absl::Seconds(1);
   };
-  using Clean = std::function<absl::Status(SlabId)>;
+  // One status for each slab.
+  using Clean = std::function<std::vector<absl::Status>(absl::Span<const SlabId>)>;
   using Done = std::function<void(absl::Span<const SlabId>)>;
 
   SlabCleaner(Options options, Clean clean, Done done);

@@ -132,10 +132,10 @@ absl::StatusOr<std::vector<HeldSlab>> CheckedHeldSlabs(const v1::Reattach& reatt
   for (const v1::HeldSlab& slab : reattach.slabs()) {
     if (absl::Status status = seen.Add(slab.slab_id()); !status.ok()) return status;
     const SlabRole role = RoleFromNumber(slab.role());
-    if (role != SlabRole::kParameter && role != SlabRole::kKv) {
+    if (role != SlabRole::kParameter && role != SlabRole::kKv && role != SlabRole::kWorkspace) {
       return absl::InvalidArgumentError(absl::StrCat("slab ", slab.slab_id(), " is held in role ",
                                                      static_cast<int>(slab.role()),
-                                                     ", expected PARAMETER or KV"));
+                                                     ", expected PARAMETER, KV or WORKSPACE"));
     }
     held.push_back(HeldSlab{SlabId(slab.slab_id()), Epoch(slab.epoch()), role,
                             RegionIndex(slab.region_index())});

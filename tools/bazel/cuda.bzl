@@ -45,9 +45,9 @@ def cuda_fatbin(name, src, hdrs = [], symbol = None, visibility = None):
                   name = name,
                   src = src,
               ) +
-              "printf 'extern const unsigned long long {symbol}[];\\n' > $(@D)/{name}.h && ".format(symbol = symbol, name = name) +
+              "printf 'extern \"C\" const unsigned long long {symbol}[];\\n' > $(@D)/{name}.h && ".format(symbol = symbol, name = name) +
               "{root}/bin/bin2c --name {symbol} --type longlong --const $(@D)/{name}.fatbin > $(@D)/{name}.raw && ".format(root = CUDA_ROOT, symbol = symbol, name = name) +
-              "(printf 'extern const unsigned long long {symbol}[];\\n'; cat $(@D)/{name}.raw) > $(@D)/{name}.cc && rm $(@D)/{name}.fatbin $(@D)/{name}.raw".format(symbol = symbol, name = name),
+              "(printf 'extern \"C\" const unsigned long long {symbol}[];\\n'; cat $(@D)/{name}.raw) > $(@D)/{name}.cc && rm $(@D)/{name}.fatbin $(@D)/{name}.raw".format(symbol = symbol, name = name),
     )
     native.cc_library(
         name = name,

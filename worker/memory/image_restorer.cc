@@ -7,37 +7,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "common/memory_file.h"
-
-#define XXH_STATIC_LINKING_ONLY  // XXH3_state_t
-#if defined(__x86_64__)
-#include <xxh_x86dispatch.h>  // picks the processor's widest vectors
-#else
-#include <xxhash.h>
-#endif
+#include "common/slab_checksum.h"
 
 namespace palimpsest {
-namespace {
-
-// Small enough that what was copied is still in the second-level cache when it is hashed.
-constexpr Bytes kPiece = KiB(64);
-
-void Copy(std::byte* to, const std::byte* from, Bytes size) {
-  std::memcpy(to, from, static_cast<size_t>(size.count()));
-}
-
-uint64_t CopyAndHash(std::byte* to, const std::byte* from, Bytes size) {
-  XXH3_state_t state;
-  XXH3_64bits_reset(&state);
-  for (Bytes at; at < size; at += kPiece) {
-    const Bytes piece = std::min(kPiece, size - at);
-    Copy(to + at.count(), from + at.count(), piece);
-    XXH3_64bits_update(&state, to + at.count(), static_cast<size_t>(piece.count()));
-  }
-  return XXH3_64bits_digest(&state);
-}
-
-}  // namespace
-
 absl::StatusOr<std::unique_ptr<ImageRestorer>> ImageRestorer::Open(UniqueFd image, Bytes slab_bytes,
                                                                    std::vector<uint64_t> checksums,
                                                                    int threads, bool verify) {
@@ -119,16 +91,17 @@ absl::Status ImageRestorer::RestoreOne(std::byte* base, RegionIndex slab) const 
         absl::StrCat("slab ", slab.ToString(), " of an image of ", checksums_.size()));
   }
   const int64_t offset = (slab_bytes_ * slab.value()).count();
+  const auto size = static_cast<size_t>(slab_bytes_.count());
   std::byte* const to = base + offset;
   const std::byte* const from = mapping_.data() + offset;
   if (!verify_) {
-    Copy(to, from, slab_bytes_);
+    std::memcpy(to, from, size);
     return absl::OkStatus();
   }
   const uint64_t expected = checksums_[slab.value()];
   uint64_t found = 0;
   for (int attempt = 0; attempt < 2; ++attempt) {
-    found = CopyAndHash(to, from, slab_bytes_);
+    found = CopyWithChecksum(to, absl::MakeConstSpan(from, size));
     if (found == expected) return absl::OkStatus();
   }
   return absl::DataLossError(absl::StrFormat(

@@ -2,7 +2,6 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
-#include <xxhash.h>
 
 #include <atomic>
 #include <cstring>
@@ -11,6 +10,7 @@
 
 #include "common/memory_file.h"
 #include "common/mutex.h"
+#include "common/slab_checksum.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "worker/memory/image_restorer.h"
@@ -189,7 +189,8 @@ class ImageRestorerTest : public ::testing::Test {
     std::mt19937_64 random(3);
     for (char& c : content_) c = static_cast<char>(random());
     for (uint32_t i = 0; i < kSlabs; ++i) {
-      checksums_.push_back(XXH3_64bits(&content_[i * kSlab.count()], kSlab.count()));
+      checksums_.push_back(SlabChecksum(absl::MakeConstSpan(
+          reinterpret_cast<const std::byte*>(&content_[i * kSlab.count()]), kSlab.count())));
       all_.push_back(RegionIndex(i));
     }
   }

@@ -16,8 +16,8 @@
 namespace palimpsest {
 
 // Part of the fingerprint. Counts up whenever the same source would give another image: the order
-// of tensors, the packing of matrices, the fusing of projections, rounding.
-inline constexpr uint32_t kPackingVersion = 1;
+// of tensors, the packing of matrices, the fusing of projections, rounding; or other checksums.
+inline constexpr uint32_t kPackingVersion = 2;
 
 // Called on the working thread after every piece of work, at most a few MiB apart.
 using ByteProgress = std::function<void(Bytes done, Bytes total)>;

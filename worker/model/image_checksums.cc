@@ -1,14 +1,8 @@
 #include "worker/model/image_checksums.h"
 
-#include <xxhash.h>
-
 #include <cassert>
 
 namespace palimpsest {
-
-uint64_t SlabChecksum(absl::Span<const std::byte> slab) {
-  return XXH3_64bits(slab.data(), slab.size());
-}
 
 std::vector<uint64_t> ImageChecksums(absl::Span<const std::byte> image, Bytes slab_bytes,
                                      const std::function<void(Bytes, Bytes)>& progress) {

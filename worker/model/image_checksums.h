@@ -1,4 +1,4 @@
-// Checksums of a parameter image, one xxh3-64 per slab.
+// Checksums of a parameter image, one per slab (common/slab_checksum.h).
 #ifndef PALIMPSEST_WORKER_MODEL_IMAGE_CHECKSUMS_H_
 #define PALIMPSEST_WORKER_MODEL_IMAGE_CHECKSUMS_H_
 
@@ -9,10 +9,9 @@
 
 #include "absl/types/span.h"
 #include "common/bytes.h"
+#include "common/slab_checksum.h"
 
 namespace palimpsest {
-
-uint64_t SlabChecksum(absl::Span<const std::byte> slab);
 
 // Of a mapped image whose size is a multiple of slab_bytes. `progress` is called after each slab.
 std::vector<uint64_t> ImageChecksums(

@@ -30,7 +30,8 @@ constexpr int kSeals = F_SEAL_GROW | F_SEAL_SHRINK | F_SEAL_SEAL;
 struct Memory {
   UniqueFd file;
   size_t size = 0;
-  bool created_here = false;
+  ino_t inode = 0;
+  bool imported = false;
 };
 using MemoryPtr = std::shared_ptr<Memory>;
 
@@ -68,6 +69,7 @@ struct State {
   Bytes total ABSL_GUARDED_BY(mu) = GiB(64);
   std::map<CUmemGenericAllocationHandle, MemoryPtr> handles ABSL_GUARDED_BY(mu);
   CUmemGenericAllocationHandle next_handle ABSL_GUARDED_BY(mu) = 1;
+  std::set<ino_t> created ABSL_GUARDED_BY(mu);  // by this process
   std::map<CUdeviceptr, size_t> ranges ABSL_GUARDED_BY(mu);
   std::map<CUdeviceptr, MemoryPtr> mappings ABSL_GUARDED_BY(mu);
   std::map<void*, size_t> registered ABSL_GUARDED_BY(mu);
@@ -86,12 +88,12 @@ CUcontext TheContext() { return reinterpret_cast<CUcontext>(&TheState()); }
 bool NoContext() { return current_context == nullptr; }
 
 size_t InUseLocked(State& state) ABSL_EXCLUSIVE_LOCKS_REQUIRED(state.mu) {
-  std::set<MemoryPtr> all;
-  for (const auto& [handle, memory] : state.handles) all.insert(memory);
-  for (const auto& [address, memory] : state.mappings) all.insert(memory);
-  size_t size = 0;
-  for (const MemoryPtr& memory : all) size += memory->created_here ? memory->size : 0;
-  return size;
+  std::map<ino_t, size_t> all;  // an allocation may have been imported again
+  for (const auto& [handle, memory] : state.handles) all[memory->inode] = memory->size;
+  for (const auto& [address, memory] : state.mappings) all[memory->inode] = memory->size;
+  size_t total = 0;
+  for (const auto& [inode, size] : all) total += state.created.contains(inode) ? size : 0;
+  return total;
 }
 
 // Devices and contexts.
@@ -173,14 +175,17 @@ CUresult MemCreate(CUmemGenericAllocationHandle* handle, size_t size,
       ::fcntl(memory->file.get(), F_ADD_SEALS, kSeals) != 0) {
     return CUDA_ERROR_OPERATING_SYSTEM;
   }
+  struct stat file = {};
+  ::fstat(memory->file.get(), &file);
   memory->size = size;
-  memory->created_here = true;
+  memory->inode = file.st_ino;
   State& state = TheState();
   MutexLock lock(&state.mu);
   if (InUseLocked(state) + size > static_cast<size_t>(state.total.count())) {
     return CUDA_ERROR_OUT_OF_MEMORY;
   }
   *handle = state.next_handle++;
+  state.created.insert(memory->inode);
   state.handles[*handle] = std::move(memory);
   return CUDA_SUCCESS;
 }
@@ -199,7 +204,7 @@ CUresult MemExport(void* descriptor, CUmemGenericAllocationHandle handle, CUmemA
                    unsigned long long) {
   MutexLock lock(&TheState().mu);
   const auto found = TheState().handles.find(handle);
-  if (found == TheState().handles.end() || !found->second->created_here) {
+  if (found == TheState().handles.end() || found->second->imported) {
     return CUDA_ERROR_INVALID_VALUE;
   }
   const int copy = ::fcntl(found->second->file.get(), F_DUPFD, 0);
@@ -218,6 +223,8 @@ CUresult MemImport(CUmemGenericAllocationHandle* handle, void* descriptor,
   auto memory = std::make_shared<Memory>();
   memory->file = UniqueFd(::fcntl(fd, F_DUPFD_CLOEXEC, 0));
   memory->size = static_cast<size_t>(file.st_size);
+  memory->inode = file.st_ino;
+  memory->imported = true;
   MutexLock lock(&TheState().mu);
   *handle = TheState().next_handle++;
   TheState().handles[*handle] = std::move(memory);

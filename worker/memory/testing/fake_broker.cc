@@ -4,7 +4,6 @@
 #include <grpcpp/grpcpp.h>
 #include <sys/mman.h>
 #include <unistd.h>
-#include <xxhash.h>
 
 #include <algorithm>
 #include <cstring>
@@ -14,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "common/memory_file.h"
+#include "common/slab_checksum.h"
 #include "gtest/gtest.h"
 
 namespace palimpsest {
@@ -222,7 +222,8 @@ v1::ImageManifest FakeBroker::Manifest() const {
   }
   for (uint32_t i = 0; i < kImageSlabs; ++i) {
     const std::string bytes = ImageSlab(i);
-    const uint64_t checksum = XXH3_64bits(bytes.data(), bytes.size());
+    const uint64_t checksum = SlabChecksum(
+        absl::MakeConstSpan(reinterpret_cast<const std::byte*>(bytes.data()), bytes.size()));
     manifest.add_slab_checksums(lies_.wrong_checksum == i ? checksum + 1 : checksum);
   }
   return manifest;

@@ -1,0 +1,32 @@
+#include "broker/device/cuda_pool.h"
+
+#include "absl/strings/str_cat.h"
+#include "broker/device/cuda_slab_device.h"
+#include "common/log.h"
+
+namespace palimpsest {
+
+absl::StatusOr<std::unique_ptr<SlabDevice>> OpenCudaPool(const CudaPool& pool) {
+  const absl::StatusOr<const CudaDriver*> driver = CudaDriver::Load();
+  if (!driver.ok()) {
+    return absl::Status(driver.status().code(),
+                        absl::StrCat("backend cuda: ", driver.status().message()));
+  }
+  absl::StatusOr<std::unique_ptr<CudaSlabDevice>> device =
+      CudaSlabDevice::Open({.driver = *driver,
+                            .gpu = pool.gpu,
+                            .slabs = pool.slabs,
+                            .slab_bytes = pool.slab_bytes,
+                            .generation = pool.generation});
+  if (!device.ok()) return device.status();
+  const absl::StatusOr<CudaContext::MemoryInfo> memory = (*device)->context().Memory();
+  if (!memory.ok()) return memory.status();
+  Log(LogLevel::kInfo, "slabs in GPU memory",
+      {{"gpu", pool.gpu},
+       {"name", (*device)->context().name()},
+       {"total", memory->total},
+       {"free", memory->free}});
+  return *std::move(device);
+}
+
+}  // namespace palimpsest
