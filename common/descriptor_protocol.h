@@ -33,7 +33,8 @@ namespace palimpsest {
 
 inline constexpr uint32_t kDescriptorProtocolVersion = 1;
 inline constexpr size_t kMaxPacketBytes = 4096;
-inline constexpr size_t kMaxPacketDescriptors = 64;
+// SCM_MAX_FD of Linux.
+inline constexpr size_t kMaxPacketDescriptors = 253;
 inline constexpr size_t kMaxTenantBytes = 128;
 inline constexpr size_t kMaxSecretBytes = 1024;
 inline constexpr size_t kMaxMessageBytes = 1024;
@@ -76,13 +77,14 @@ struct Descriptors {
   // Number of entries in the packets before this one, and in all packets of this answer.
   uint32_t first = 0;
   uint32_t total = 0;
-  // kSlabs: 1 to 64, the n-th is the packet's n-th descriptor. kImage: none, one descriptor.
+  // kSlabs: 1 to kMaxPacketDescriptors, the n-th is the packet's n-th descriptor. kImage: none, one
+  // descriptor.
   std::vector<SlabEntry> entries;
   friend bool operator==(const Descriptors&, const Descriptors&) = default;
 };
 
 struct ReturnSlabs {
-  // 1 to 64; the n-th is the packet's n-th descriptor.
+  // 1 to kMaxPacketDescriptors; the n-th is the packet's n-th descriptor.
   std::vector<SlabEntry> entries;
   friend bool operator==(const ReturnSlabs&, const ReturnSlabs&) = default;
 };

@@ -114,7 +114,7 @@ TEST(DescriptorProtocol, UnknownTypesAreRefused) {
 
 TEST(DescriptorProtocol, EntriesAreBounded) {
   EXPECT_FALSE(EncodePacket(ReturnSlabs{}).ok());
-  EXPECT_FALSE(EncodePacket(ReturnSlabs{std::vector<SlabEntry>(65)}).ok());
+  EXPECT_FALSE(EncodePacket(ReturnSlabs{std::vector<SlabEntry>(kMaxPacketDescriptors + 1)}).ok());
   EXPECT_TRUE(EncodePacket(ReturnSlabs{std::vector<SlabEntry>(64)}).ok());
   // A count of 65,535 in a short packet neither allocates nor decodes.
   EXPECT_FALSE(DecodePacket("\x06\xff\xff").ok());

@@ -181,7 +181,10 @@ void Broker::Perform(const Work& work, const SendGrant& grant) {
     granted.set_slab_id(slab.slab.value());
     granted.set_epoch(slab.epoch.value());
     granted.set_region_index(slab.region_index.value());
-    granted.set_memory_id(parts_.device.MemoryId(slab.slab));
+    // What a worker keeps of memory that is replaced would be lost to the pool.
+    if (options_.cleaning == Options::Cleaning::kScrub) {
+      granted.set_memory_id(parts_.device.MemoryId(slab.slab));
+    }
     what.entries.push_back(SlabEntry{slab.slab, slab.epoch});
     what.descriptors.push_back(parts_.device.Descriptor(slab.slab));
   }

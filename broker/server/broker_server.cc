@@ -45,6 +45,12 @@ absl::Status Secure(const std::string& path, std::optional<uid_t> owner) {
   return absl::OkStatus();
 }
 
+// Workers compute where their slabs are.
+WeightFormat FormatOf(const BrokerConfig& config) {
+  return config.backend == BrokerConfig::Backend::kCuda ? WeightFormat::kRowMajor
+                                                        : WeightFormat::kCpuPanels;
+}
+
 std::set<std::string> ImagesOfLiveSessions(const JournalState& state) {
   std::set<std::string> fingerprints;
   for (const auto& [id, session] : state.sessions) {
@@ -62,7 +68,7 @@ absl::StatusOr<PoolPlan> PlanPool(const BrokerConfig& config) {
   std::vector<TenantDemand> demands;
   std::map<std::string, Bytes> images;
   for (const BrokerTenant& tenant : config.tenants) {
-    const auto manifest = PlanImage(tenant.model, config.slab_bytes);
+    const auto manifest = PlanImage(tenant.model, config.slab_bytes, FormatOf(config));
     if (!manifest.ok()) {
       return absl::Status(manifest.status().code(),
                           absl::StrCat("tenant ", tenant.name, ": ", manifest.status().message()));
@@ -191,6 +197,7 @@ absl::Status BrokerServer::OpenState(const PoolPlan& plan,
                                .pack_deadline = config_.pack_deadline,
                                .expected = expected,
                                .adoption_grace = config_.policy.reattach_grace / 2};
+  images.format = FormatOf(config_);
   for (const BrokerTenant& tenant : config_.tenants) images.models.push_back(tenant.model);
   images_ = std::make_unique<ImageManager>(std::move(images), *journal_, broker_metrics_);
   Broker::Options options{.arbiter = config_.policy,

@@ -89,6 +89,7 @@ absl::Status BrokerConnection::ReturnSlabs(absl::Span<const SlabRegion::Held> sl
 absl::Status BrokerConnection::ReturnHeld(const HeldMemory& held) {
   if (absl::Status status = ReturnSlabs(held.parameters); !status.ok()) return status;
   if (absl::Status status = ReturnSlabs(held.kv); !status.ok()) return status;
+  if (absl::Status status = ReturnSlabs(held.workspace); !status.ok()) return status;
   const ReturnImage packet{held.fingerprint};
   if (absl::Status status = socket().Send(packet, {held.image}, options_.packet_timeout);
       !status.ok()) {
@@ -109,6 +110,7 @@ absl::StatusOr<v1::Attached> BrokerConnection::Open(const HeldMemory* held) {
     reattach.set_session_id(held->session.value());
     AddHeld(held->parameters, v1::SLAB_ROLE_PARAMETER, reattach);
     AddHeld(held->kv, v1::SLAB_ROLE_KV, reattach);
+    AddHeld(held->workspace, v1::SLAB_ROLE_WORKSPACE, reattach);
     reattach.set_has_image(true);
   }
 

@@ -32,6 +32,7 @@ struct HeldMemory {
   SessionId session;
   std::vector<SlabRegion::Held> parameters;
   std::vector<SlabRegion::Held> kv;
+  std::vector<SlabRegion::Held> workspace;
   std::string fingerprint;
   int image = -1;  // descriptor; the caller's
 };

@@ -21,7 +21,12 @@ absl::Status BadAttached(absl::string_view why) {
 }
 
 // That sizes fit each other, so that nothing below has to ask again.
-absl::Status CheckAttached(const v1::Attached& attached) {
+absl::Status CheckAttached(const v1::Attached& attached, const std::string& backend) {
+  if (attached.backend() != backend) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "the broker's slabs are of back-end \"", attached.backend(), "\", this worker's of \"",
+        backend, "\": set pool.backend at the broker and engine.device here alike"));
+  }
   const uint64_t slab = attached.slab_bytes();
   if (slab == 0 || slab > static_cast<uint64_t>(kMaxSlab.count()) ||
       slab % static_cast<uint64_t>(kPage.count()) != 0) {
@@ -29,6 +34,9 @@ absl::Status CheckAttached(const v1::Attached& attached) {
   }
   if (attached.pool_slabs() == 0 || attached.pool_slabs() > kMaxPoolSlabs) {
     return BadAttached(absl::StrCat("a pool of ", attached.pool_slabs(), " slabs"));
+  }
+  if (attached.workspace_slabs() > attached.pool_slabs()) {
+    return BadAttached(absl::StrCat("a workspace of ", attached.workspace_slabs(), " slabs"));
   }
   const v1::ImageManifest& image = attached.image();
   const auto slabs = static_cast<uint64_t>(image.slab_checksums_size());
@@ -68,7 +76,10 @@ bool MayPass(const absl::Status& status) {
 }  // namespace
 
 GrpcMemoryClient::GrpcMemoryClient(Options options)
-    : options_(std::move(options)), jitter_(static_cast<uint32_t>(RandomSeed())) {
+    : options_(std::move(options)),
+      host_(options_.restore_threads),
+      backend_(options_.backend == nullptr ? host_ : *options_.backend),
+      jitter_(static_cast<uint32_t>(RandomSeed())) {
   if (options_.metrics == nullptr) return;
   Metrics& metrics = *options_.metrics;
   instruments_ = {
@@ -95,6 +106,7 @@ absl::StatusOr<std::unique_ptr<GrpcMemoryClient>> GrpcMemoryClient::Connect(Opti
     absl::Status status = attached.status();
     if (status.ok()) {
       status = client->Start(std::move(connection), *attached);
+      if (status.ok()) status = client->AwaitWorkspace(give_up);
       if (status.ok()) return client;
       return status;
     }
@@ -111,7 +123,7 @@ absl::StatusOr<std::unique_ptr<GrpcMemoryClient>> GrpcMemoryClient::Connect(Opti
 
 absl::Status GrpcMemoryClient::Start(std::shared_ptr<BrokerConnection> connection,
                                      const v1::Attached& attached) {
-  if (absl::Status status = CheckAttached(attached); !status.ok()) return status;
+  if (absl::Status status = CheckAttached(attached, backend_.name()); !status.ok()) return status;
   manifest_ = attached.image();
   if (options_.check_manifest) {
     if (absl::Status status = options_.check_manifest(manifest_); !status.ok()) return status;
@@ -121,31 +133,29 @@ absl::Status GrpcMemoryClient::Start(std::shared_ptr<BrokerConnection> connectio
 
   absl::StatusOr<UniqueFd> image = connection->FetchImage(attached.image_token());
   if (!image.ok()) return image.status();
-  absl::StatusOr<std::unique_ptr<ImageRestorer>> restorer =
-      ImageRestorer::Open(*std::move(image), slab_bytes_,
-                          {manifest_.slab_checksums().begin(), manifest_.slab_checksums().end()},
-                          options_.restore_threads, options_.verify_parameters);
-  if (!restorer.ok()) return restorer.status();
-  restorer_ = *std::move(restorer);
-  absl::StatusOr<std::unique_ptr<SlabRegion>> parameters =
-      SlabRegion::Reserve(manifest_.slab_checksums_size(), slab_bytes_);
-  if (!parameters.ok()) return parameters.status();
-  parameters_ = *std::move(parameters);
-  absl::StatusOr<std::unique_ptr<SlabRegion>> kv =
-      SlabRegion::Reserve(static_cast<int32_t>(attached.pool_slabs()), slab_bytes_);
-  if (!kv.ok()) return kv.status();
-  kv_ = *std::move(kv);
-
+  ImageShape shape{
+      .slab_bytes = slab_bytes_,
+      .checksums = {manifest_.slab_checksums().begin(), manifest_.slab_checksums().end()},
+      .stages = {},
+      .verify = options_.verify_parameters};
   std::vector<ParameterSlabs::StageSpan> stages;
   for (const v1::ImageStage& stage : manifest_.stages()) {
     stages.push_back({stage.first_slab(), stage.slab_count()});
+    shape.stages.push_back(stage.first_slab());
   }
+  absl::StatusOr<std::unique_ptr<ImageRestorer>> restorer =
+      backend_.OpenImage(*std::move(image), shape);
+  if (!restorer.ok()) return restorer.status();
+  restorer_ = *std::move(restorer);
+  if (absl::Status status = ReserveRegions(attached); !status.ok()) return status;
   gate_ = std::make_unique<ParameterGateImpl>(
-      static_cast<int>(stages.size()), options_.gate_patience, [this](absl::Duration waited) {
+      static_cast<int>(stages.size()), options_.gate_patience,
+      [this](absl::Duration waited) {
         if (instruments_.gate_wait != nullptr) {
           instruments_.gate_wait->Observe(absl::ToDoubleSeconds(waited));
         }
-      });
+      },
+      [this](int stage) { return restorer_->StageEvent(stage); });
   {
     MutexLock lock(&mu_);
     slabs_.emplace(stages, gate_.get());
@@ -156,6 +166,32 @@ absl::Status GrpcMemoryClient::Start(std::shared_ptr<BrokerConnection> connectio
   writer_ = std::thread([this] { WriterLoop(); });
   mapper_ = std::thread([this] { MapperLoop(); });
   restore_thread_ = std::thread([this] { RestorerLoop(); });
+  return absl::OkStatus();
+}
+
+absl::Status GrpcMemoryClient::ReserveRegions(const v1::Attached& attached) {
+  const auto image = static_cast<uint32_t>(manifest_.slab_checksums_size());
+  auto parameters = backend_.Reserve(image, slab_bytes_);
+  if (!parameters.ok()) return parameters.status();
+  parameters_ = std::make_unique<SlabRegion>(*std::move(parameters), 0, image, slab_bytes_);
+  const uint32_t pool = attached.pool_slabs();
+  auto kv = backend_.Reserve(pool + attached.workspace_slabs(), slab_bytes_);
+  if (!kv.ok()) return kv.status();
+  kv_ = std::make_unique<SlabRegion>(*kv, 0, pool, slab_bytes_);
+  workspace_ = std::make_unique<SlabRegion>(*kv, pool, attached.workspace_slabs(), slab_bytes_);
+  return absl::OkStatus();
+}
+
+absl::Status GrpcMemoryClient::AwaitWorkspace(absl::Time deadline) {
+  MutexLock lock(&mu_);
+  while (workspace_->mapped() < static_cast<int32_t>(workspace_->places())) {
+    if (changed_.WaitWithDeadline(&mu_, deadline)) {
+      return absl::UnavailableError(
+          absl::StrCat("the broker granted ", workspace_->mapped(), " of ", workspace_->places(),
+                       " workspace slabs within ", absl::FormatDuration(options_.connect_timeout),
+                       ": is an earlier worker of the tenant still ending?"));
+    }
+  }
   return absl::OkStatus();
 }
 
@@ -184,9 +220,12 @@ void GrpcMemoryClient::Detach() {
     changed_.SignalAll();
     while (mapping_ || restoring_ || !map_tasks_.empty()) changed_.Wait(&mu_);
   }
-  for (SlabRegion* region : {parameters_.get(), kv_.get()}) {
-    for (const SlabRegion::Held& held : region->held()) (void)region->Unmap(held.index);
+  for (SlabRegion* region : {parameters_.get(), kv_.get(), workspace_.get()}) {
+    if (absl::Status status = region->UnmapAll(); !status.ok()) {
+      Log(LogLevel::kError, "slabs stay mapped until the process ends", {{"status", status}});
+    }
   }
+  backend_.DropKept();
   {
     const absl::Time deadline = absl::Now() + options_.detach_timeout;
     MutexLock lock(&mu_);

@@ -42,10 +42,12 @@
 #include "common/metrics.h"
 #include "common/mutex.h"
 #include "worker/memory/broker_connection.h"
+#include "worker/memory/host_memory.h"
 #include "worker/memory/image_restorer.h"
 #include "worker/memory/memory_client.h"
 #include "worker/memory/parameter_gate.h"
 #include "worker/memory/parameter_slabs.h"
+#include "worker/memory/region_memory.h"
 #include "worker/memory/regions.h"
 
 namespace palimpsest {
@@ -57,8 +59,11 @@ class GrpcMemoryClient : public MemoryClient {
     // Whether the image is the one that this worker's model needs; called once, before anything of
     // it is believed (worker/model/manifest.h).
     std::function<absl::Status(const v1::ImageManifest&)> check_manifest;
-    // Threads that copy parameters, and whether what they copied is hashed and compared.
+    // Whose slabs are mapped; outlives the client. Null: the host's, with this many threads that
+    // copy parameters.
+    MemoryBackend* backend = nullptr;
     int restore_threads = 2;
+    // Whether restored parameters are hashed and compared.
     bool verify_parameters = true;
     // How long Connect tries while there is no broker.
     absl::Duration connect_timeout = absl::Seconds(60);
@@ -74,9 +79,9 @@ class GrpcMemoryClient : public MemoryClient {
     Metrics* metrics = nullptr;
   };
 
-  // Attaches and maps the image; blocks until then, which takes minutes when the broker has to pack
-  // the image first. An error is final: no broker within connect_timeout (Unavailable), or a
-  // refusal.
+  // Attaches, maps the image and the workspace; blocks until then, which takes minutes when the
+  // broker has to pack the image first. An error is final: no broker, or no workspace, within
+  // connect_timeout (Unavailable), or a refusal.
   static absl::StatusOr<std::unique_ptr<GrpcMemoryClient>> Connect(Options options);
 
   // As Detach, if that was not called, but the broker is not told: it sees the process's end.
@@ -90,6 +95,10 @@ class GrpcMemoryClient : public MemoryClient {
   // For ModelMemory: fixed addresses.
   const std::byte* parameters() const { return parameters_->base(); }
   std::byte* kv() const { return kv_->base(); }
+  // Right behind the KV region of pool_slabs() places; mapped as long as the client lives. Empty if
+  // the tenant has none.
+  std::byte* workspace() const { return workspace_->base(); }
+  Bytes workspace_bytes() const { return slab_bytes_ * workspace_->places(); }
 
   std::vector<MemoryEvent> TakeEvents() override;
   void SetWakeup(std::function<void()> wake) override;
@@ -149,6 +158,8 @@ class GrpcMemoryClient : public MemoryClient {
 
   // grpc_memory_client.cc: the first attach, and the engine's calls.
   absl::Status Start(std::shared_ptr<BrokerConnection> connection, const v1::Attached& attached);
+  absl::Status ReserveRegions(const v1::Attached& attached);
+  absl::Status AwaitWorkspace(absl::Time deadline);
   void Push(MemoryEvent event) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Wake();
   void Stop();
@@ -179,15 +190,17 @@ class GrpcMemoryClient : public MemoryClient {
   void Perform(MapGrant& task);
   void Perform(GiveKv& task);
   void Perform(GiveParameters& task);
-  absl::StatusOr<std::vector<RegionIndex>> MapParameters(const v1::Grant& grant,
-                                                         std::vector<UniqueFd> descriptors);
-  absl::StatusOr<std::vector<RegionIndex>> MapKv(const v1::Grant& grant,
-                                                 std::vector<UniqueFd> descriptors);
+  // The grant's slabs with their descriptors, fetched unless the back-end keeps all of the memory.
+  absl::StatusOr<std::vector<SlabRegion::Arrival>> Fetch(const v1::Grant& grant);
+  absl::StatusOr<std::vector<RegionIndex>> Map(const v1::Grant& grant,
+                                               std::vector<SlabRegion::Arrival> slabs);
   void Restore(const RestoreTask& task);
   void SendMapped(uint64_t session_epoch, GrantId grant, absl::Duration map_time,
                   absl::Duration restore_time) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   const Options options_;
+  HostMemory host_;
+  MemoryBackend& backend_;
   Instruments instruments_;
 
   // Set by Start, then constant.
@@ -196,6 +209,7 @@ class GrpcMemoryClient : public MemoryClient {
   int32_t quota_slabs_ = 0;
   std::unique_ptr<SlabRegion> parameters_;
   std::unique_ptr<SlabRegion> kv_;
+  std::unique_ptr<SlabRegion> workspace_;
   std::unique_ptr<ImageRestorer> restorer_;
   std::unique_ptr<ParameterGateImpl> gate_;
 

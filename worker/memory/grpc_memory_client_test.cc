@@ -632,5 +632,40 @@ TEST_F(GrpcMemoryClientTest, DetachWithoutABrokerDoesNotHang) {
   EXPECT_EQ(client_->Mapped().kv, 0);
 }
 
+TEST_F(GrpcMemoryClientTest, ConnectWaitsForTheWorkspaceBehindTheKvRegion) {
+  broker_.set_workspace_slabs(2);
+  broker_.Start();
+  std::thread grants([this] {
+    broker_.AwaitAttached(1);
+    broker_.Grant(v1::SLAB_ROLE_WORKSPACE, {9}, {1});
+    broker_.Await(Case::kGrantMapped);
+    broker_.Grant(v1::SLAB_ROLE_WORKSPACE, {8}, {0});
+  });
+  const absl::Status status = TryConnect();
+  grants.join();
+  ASSERT_TRUE(status.ok()) << status;
+  EXPECT_EQ(client_->workspace_bytes(), FakeBroker::kSlab * 2);
+  EXPECT_EQ(client_->workspace(), client_->kv() + FakeBroker::kPoolSlabs * kSlabBytes);
+  std::memset(client_->workspace(), 1, 2 * kSlabBytes);
+  // It is returned like everything else.
+  broker_.Kill();
+  AwaitEvent<BrokerLost>();
+  broker_.Start();
+  broker_.AwaitAttached(2);
+  EXPECT_THAT(broker_.returned_slabs(), UnorderedElementsAre(8, 9));
+  ASSERT_EQ(broker_.last_attach().reattach().slabs_size(), 2);
+  EXPECT_EQ(broker_.last_attach().reattach().slabs(0).role(), v1::SLAB_ROLE_WORKSPACE);
+}
+
+TEST_F(GrpcMemoryClientTest, WorkspaceThatDoesNotComeEndsConnect) {
+  broker_.set_workspace_slabs(1);
+  broker_.Start();
+  GrpcMemoryClient::Options options = ClientOptions();
+  options.connect_timeout = absl::Milliseconds(50);
+  const absl::Status status = GrpcMemoryClient::Connect(std::move(options)).status();
+  EXPECT_TRUE(absl::IsUnavailable(status)) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("0 of 1 workspace slabs"));
+}
+
 }  // namespace
 }  // namespace palimpsest

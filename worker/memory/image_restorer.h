@@ -1,87 +1,61 @@
 // Copies slabs of the parameter image into the parameter region and proves that they are the
-// image's: the bytes that arrived are hashed while they are in the cache, and compared with the
-// manifest.
+// image's by their checksums. One implementation for the host (host_image_restorer.h), one for GPUs
+// (worker/memory/cuda).
 //
-// Threads: Restore may be called by one thread at a time and spreads the slabs over `threads`
-// threads; it blocks until they are done.
+// Threads: Restore may be called by one thread at a time; StageEvent from any.
 #ifndef PALIMPSEST_WORKER_MEMORY_IMAGE_RESTORER_H_
 #define PALIMPSEST_WORKER_MEMORY_IMAGE_RESTORER_H_
 
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <memory>
-#include <thread>
 #include <vector>
 
-#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "common/bytes.h"
 #include "common/fd.h"
 #include "common/ids.h"
-#include "common/mapping.h"
-#include "common/mutex.h"
 
 namespace palimpsest {
 
+// An image as its manifest describes it.
+struct ImageShape {
+  Bytes slab_bytes;
+  std::vector<uint64_t> checksums;  // of each slab: common/slab_checksum.h
+  // First slab of each stage; the first is 0.
+  std::vector<uint32_t> stages;
+  // Whether what was copied is hashed and compared.
+  bool verify = true;
+};
+
 class ImageRestorer {
  public:
-  // Maps the image after checking that the descriptor is a sealed, read-only memfd of exactly as
-  // many slabs as there are checksums. `verify` false skips the hashing.
-  static absl::StatusOr<std::unique_ptr<ImageRestorer>> Open(UniqueFd image, Bytes slab_bytes,
-                                                             std::vector<uint64_t> checksums,
-                                                             int threads, bool verify);
-  ~ImageRestorer();
-
-  // Copies these slabs to their places of the region that starts at `base`. A slab for which
-  // `wanted` says false when its turn comes is skipped; for the others `done` is called, in no
-  // particular order and from several threads. DataLoss for a slab whose bytes do not have the
-  // image's checksum, even when copied a second time; `done` is not called for it.
-  absl::Status Restore(std::byte* base, absl::Span<const RegionIndex> slabs,
-                       const std::function<bool(RegionIndex)>& wanted,
-                       const std::function<void(RegionIndex)>& done);
-
-  uint32_t slabs() const { return static_cast<uint32_t>(checksums_.size()); }
-  // To return to the next broker process.
-  const UniqueFd& image() const { return image_; }
-
- private:
-  struct Job {
-    std::byte* base = nullptr;
-    absl::Span<const RegionIndex> slabs;
-    const std::function<bool(RegionIndex)>* wanted = nullptr;
-    const std::function<void(RegionIndex)>* done = nullptr;
-    size_t next = 0;     // the next slab that nobody works on
-    size_t working = 0;  // threads inside the job
-    absl::Status status;
+  // How a restore goes on. All may be called from several threads, and must not block.
+  struct Progress {
+    // Whether the slab is to be restored, asked when its turn comes.
+    std::function<bool(RegionIndex)> wanted;
+    // Only of restorers with events: the copy is under way, and StageEvent covers it.
+    std::function<void(RegionIndex)> queued;
+    // The slab holds the image's bytes.
+    std::function<void(RegionIndex)> done;
   };
 
-  ImageRestorer(UniqueFd image, Mapping mapping, Bytes slab_bytes, std::vector<uint64_t> checksums,
-                bool verify)
-      : image_(std::move(image)),
-        mapping_(std::move(mapping)),
-        slab_bytes_(slab_bytes),
-        checksums_(std::move(checksums)),
-        verify_(verify) {}
+  virtual ~ImageRestorer() = default;
 
-  void HelperLoop();
-  // Works on `job_` until no slab is left.
-  void Work() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  absl::Status RestoreOne(std::byte* base, RegionIndex slab) const;
+  // Copies these slabs, in this order or side by side, to their places of the region that starts at
+  // `base`, and blocks until they are done or one failed. DataLoss for a slab whose bytes do not
+  // have the image's checksum; `done` is not called for it.
+  virtual absl::Status Restore(std::byte* base, absl::Span<const RegionIndex> slabs,
+                               const Progress& progress) = 0;
 
-  const UniqueFd image_;
-  const Mapping mapping_;
-  const Bytes slab_bytes_;
-  const std::vector<uint64_t> checksums_;
-  const bool verify_;
+  // Ends the copies (and checks) into this stage that were queued so far: a CUevent, for
+  // ParameterGate::StageEvent. Null where slabs are done when Restore says so.
+  virtual void* StageEvent(int) { return nullptr; }
 
-  Mutex mu_;
-  CondVar changed_;
-  Job* job_ ABSL_GUARDED_BY(mu_) = nullptr;
-  bool stopping_ ABSL_GUARDED_BY(mu_) = false;
-  std::vector<std::thread> helpers_;
+  // To return to the next broker process.
+  virtual const UniqueFd& image() const = 0;
 };
 
 }  // namespace palimpsest

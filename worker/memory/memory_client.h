@@ -5,6 +5,11 @@
 // Nothing here blocks the engine, except AwaitStage by contract. Events are collected by background
 // threads and taken by the engine between steps.
 //
+// Quiesced: slabs are given up (FinishKvRevoke, FinishParameterRevoke, ReleaseKv) when no submitted
+// work uses them, since unmapping does not wait for a GPU: every step whose plan names a block in
+// them, and for parameters every step at all, was waited for (ModelRunner::Wait returns after the
+// event behind a step's work), and every BlockCopier::Copy has returned.
+//
 // Life: the client reconnects by itself (exponential back-off with jitter) when the broker restarts
 // and returns what it holds; mapped memory stays usable meanwhile.
 #ifndef PALIMPSEST_WORKER_MEMORY_MEMORY_CLIENT_H_

@@ -92,6 +92,10 @@ void GrpcMemoryClient::EndSession(const absl::Status& reason) {
     // What the engine gave back is unmapped first, so that it is not claimed to be held.
     while (!stopping_ && (mapping_ || !map_tasks_.empty())) changed_.Wait(&mu_);
     if (stopping_) return;
+  }
+  backend_.DropKept();
+  {
+    MutexLock lock(&mu_);
     const bool was_available = slabs_->Available();
     slabs_->LosePromises();
     for (const auto& [id, revoke] : revokes_) {
@@ -146,15 +150,17 @@ HeldMemory GrpcMemoryClient::BeginSession(std::shared_ptr<BrokerConnection> conn
   while (mapping_) changed_.Wait(&mu_);
   ++session_epoch_;
   outgoing_.clear();
-  return {session_, parameters_->held(), kv_->held(), manifest_.fingerprint(),
-          restorer_->image().get()};
+  return {session_,           parameters_->held(),     kv_->held(),
+          workspace_->held(), manifest_.fingerprint(), restorer_->image().get()};
 }
 
 absl::Status GrpcMemoryClient::CheckSameMemory(const v1::Attached& attached) const {
   if (attached.image().fingerprint() != manifest_.fingerprint() ||
-      attached.slab_bytes() != static_cast<uint64_t>(slab_bytes_.count())) {
+      attached.slab_bytes() != static_cast<uint64_t>(slab_bytes_.count()) ||
+      attached.workspace_slabs() != workspace_->places() || attached.backend() != backend_.name()) {
     return absl::FailedPreconditionError(
-        "the broker came back with another image or slab size; start the worker anew");
+        "the broker came back with another image, workspace, back-end or slab size; start the "
+        "worker anew");
   }
   return absl::OkStatus();
 }
@@ -208,7 +214,8 @@ absl::Status GrpcMemoryClient::Handle(v1::BrokerMessage message) {
 
 absl::Status GrpcMemoryClient::HandleGrant(v1::Grant grant) {
   if (grant.slabs_size() == 0 ||
-      (grant.role() != v1::SLAB_ROLE_PARAMETER && grant.role() != v1::SLAB_ROLE_KV)) {
+      (grant.role() != v1::SLAB_ROLE_PARAMETER && grant.role() != v1::SLAB_ROLE_KV &&
+       grant.role() != v1::SLAB_ROLE_WORKSPACE)) {
     return absl::InvalidArgumentError(absl::StrCat(
         "a grant of ", grant.slabs_size(), " slabs in role ", static_cast<int>(grant.role())));
   }

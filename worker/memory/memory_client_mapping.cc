@@ -36,91 +36,77 @@ void GrpcMemoryClient::MapperLoop() {
 }
 
 void GrpcMemoryClient::Perform(MapGrant& task) {
-  std::shared_ptr<BrokerConnection> connection;
   {
     MutexLock lock(&mu_);
     if (detaching_) return;
-    connection = connection_;
-  }
-  std::vector<SlabEntry> expected;
-  for (const v1::GrantedSlab& slab : task.grant.slabs()) {
-    expected.push_back({SlabId(slab.slab_id()), Epoch(slab.epoch())});
   }
   const bool parameters = task.grant.role() == v1::SLAB_ROLE_PARAMETER;
   const absl::Time start = absl::Now();
-  absl::StatusOr<std::vector<UniqueFd>> descriptors =
-      connection->FetchSlabs(task.grant.token(), expected);
-  if (!descriptors.ok()) return DropConnection(descriptors.status());
+  absl::StatusOr<std::vector<SlabRegion::Arrival>> slabs = Fetch(task.grant);
+  if (!slabs.ok()) return DropConnection(slabs.status());
   Observe(parameters ? instruments_.fetch_parameter : instruments_.fetch_kv, absl::Now() - start);
 
-  absl::StatusOr<std::vector<RegionIndex>> indexes =
-      parameters ? MapParameters(task.grant, *std::move(descriptors))
-                 : MapKv(task.grant, *std::move(descriptors));
+  absl::StatusOr<std::vector<RegionIndex>> indexes = Map(task.grant, *std::move(slabs));
   const absl::Duration map_time = absl::Now() - task.arrival;
   Observe(parameters ? instruments_.map_parameter : instruments_.map_kv, map_time);
+  if (!indexes.ok()) return DropConnection(indexes.status());
+  MutexLock lock(&mu_);
+  changed_.SignalAll();
+  if (parameters) {
+    for (const RegionIndex index : *indexes) slabs_->Mapped(index);
+    std::sort(indexes->begin(), indexes->end());
+    restore_tasks_.push_back(
+        {task.session_epoch, GrantId(task.grant.grant_id()), *std::move(indexes), map_time});
+    return;
+  }
+  if (task.grant.role() == v1::SLAB_ROLE_KV) Push(KvMapped{*std::move(indexes)});
+  SendMapped(task.session_epoch, GrantId(task.grant.grant_id()), map_time, absl::ZeroDuration());
+}
+
+absl::StatusOr<std::vector<SlabRegion::Arrival>> GrpcMemoryClient::Fetch(const v1::Grant& grant) {
+  std::vector<SlabRegion::Arrival> slabs;
+  std::vector<SlabEntry> expected;
+  bool kept = true;
+  for (const v1::GrantedSlab& slab : grant.slabs()) {
+    expected.push_back({SlabId(slab.slab_id()), Epoch(slab.epoch())});
+    slabs.push_back({SlabId(slab.slab_id()), Epoch(slab.epoch()), slab.memory_id(), UniqueFd()});
+    kept = kept && slab.memory_id() != 0 && backend_.Keeps(slab.memory_id());
+  }
+  if (kept) return slabs;
+  std::shared_ptr<BrokerConnection> connection;
   {
     MutexLock lock(&mu_);
-    if (indexes.ok() && parameters) {
-      restore_tasks_.push_back(
-          {task.session_epoch, GrantId(task.grant.grant_id()), *std::move(indexes), map_time});
-    } else if (indexes.ok()) {
-      Push(KvMapped{*std::move(indexes)});
-      SendMapped(task.session_epoch, GrantId(task.grant.grant_id()), map_time,
-                 absl::ZeroDuration());
-    }
-    changed_.SignalAll();
+    connection = connection_;
   }
-  if (!indexes.ok()) DropConnection(indexes.status());
+  absl::StatusOr<std::vector<UniqueFd>> descriptors =
+      connection->FetchSlabs(grant.token(), expected);
+  if (!descriptors.ok()) return descriptors.status();
+  for (size_t i = 0; i < slabs.size(); ++i) slabs[i].memory = std::move((*descriptors)[i]);
+  return slabs;
 }
 
-absl::StatusOr<std::vector<RegionIndex>> GrpcMemoryClient::MapParameters(
-    const v1::Grant& grant, std::vector<UniqueFd> descriptors) {
+absl::StatusOr<std::vector<RegionIndex>> GrpcMemoryClient::Map(
+    const v1::Grant& grant, std::vector<SlabRegion::Arrival> slabs) {
+  if (grant.role() == v1::SLAB_ROLE_KV) return kv_->MapAnywhere(std::move(slabs));
   std::vector<RegionIndex> indexes;
-  for (int i = 0; i < grant.slabs_size(); ++i) {
-    const v1::GrantedSlab& slab = grant.slabs(i);
-    const RegionIndex index(slab.region_index());
-    absl::Status status = parameters_->Map(index, SlabId(slab.slab_id()), Epoch(slab.epoch()),
-                                           std::move(descriptors[i]));
-    if (!status.ok()) return status;
-    indexes.push_back(index);
-    MutexLock lock(&mu_);
-    slabs_->Mapped(index);
+  for (const v1::GrantedSlab& slab : grant.slabs()) {
+    indexes.push_back(RegionIndex(slab.region_index()));
   }
-  std::sort(indexes.begin(), indexes.end());
+  SlabRegion& region = grant.role() == v1::SLAB_ROLE_PARAMETER ? *parameters_ : *workspace_;
+  absl::Status status = region.Map(std::move(slabs), indexes);
+  if (!status.ok()) return status;
   return indexes;
-}
-
-absl::StatusOr<std::vector<RegionIndex>> GrpcMemoryClient::MapKv(
-    const v1::Grant& grant, std::vector<UniqueFd> descriptors) {
-  std::vector<RegionIndex> indexes;
-  absl::Status status;
-  for (int i = 0; i < grant.slabs_size(); ++i) {
-    const v1::GrantedSlab& slab = grant.slabs(i);
-    absl::StatusOr<RegionIndex> index =
-        kv_->MapAnywhere(SlabId(slab.slab_id()), Epoch(slab.epoch()), std::move(descriptors[i]));
-    if (!index.ok()) {
-      status = index.status();
-      break;
-    }
-    indexes.push_back(*index);
-  }
-  if (status.ok()) return indexes;
-  // Half a grant is none: nobody was told of these.
-  for (const RegionIndex index : indexes) (void)kv_->Unmap(index);
-  return status;
 }
 
 void GrpcMemoryClient::Perform(GiveKv& task) {
   v1::WorkerMessage message;
   auto& slab_ids = task.revoke.has_value() ? *message.mutable_revoke_done()->mutable_slab_ids()
                                            : *message.mutable_release_kv()->mutable_slab_ids();
-  for (const RegionIndex index : task.indexes) {
-    absl::StatusOr<SlabId> slab = kv_->Unmap(index);
-    if (!slab.ok()) {
-      Log(LogLevel::kError, "a KV slab cannot be given back", {{"status", slab.status()}});
-      continue;
-    }
-    slab_ids.Add(slab->value());
+  const absl::StatusOr<std::vector<SlabId>> slabs = kv_->Unmap(task.indexes);
+  if (slabs.ok()) {
+    for (const SlabId slab : *slabs) slab_ids.Add(slab.value());
+  } else {
+    Log(LogLevel::kError, "KV slabs cannot be given back", {{"status", slabs.status()}});
   }
   if (task.revoke.has_value()) {
     message.mutable_revoke_done()->set_revoke_id(task.revoke->value());
@@ -135,20 +121,23 @@ void GrpcMemoryClient::Perform(GiveParameters& task) {
   v1::WorkerMessage message;
   v1::RevokeDone& done = *message.mutable_revoke_done();
   done.set_revoke_id(task.revoke.value());
-  for (const RegionIndex index : task.indexes) {
-    {
-      MutexLock lock(&mu_);
-      // The copy of one slab at most.
-      while (slabs_->state(index) == ParameterSlabs::State::kRestoring) changed_.Wait(&mu_);
-    }
-    absl::StatusOr<SlabId> slab = parameters_->Unmap(index);
-    // Not mapped: its grant failed, and with it the session.
-    if (!slab.ok()) continue;
-    done.add_slab_ids(slab->value());
+  // Not mapped: its grant failed, and with it the session.
+  std::erase_if(task.indexes, [this](RegionIndex index) { return !parameters_->IsMapped(index); });
+  {
     MutexLock lock(&mu_);
-    slabs_->Unmapped(index);
+    // The copies that are under way, at most.
+    for (const RegionIndex index : task.indexes) {
+      while (slabs_->BeingWritten(index)) changed_.Wait(&mu_);
+    }
   }
+  const absl::StatusOr<std::vector<SlabId>> slabs = parameters_->Unmap(task.indexes);
+  if (!slabs.ok()) {
+    Log(LogLevel::kError, "parameter slabs cannot be given back", {{"status", slabs.status()}});
+    return DropConnection(slabs.status());
+  }
+  for (const SlabId slab : *slabs) done.add_slab_ids(slab.value());
   MutexLock lock(&mu_);
+  for (const RegionIndex index : task.indexes) slabs_->Unmapped(index);
   Send(std::move(message));
 }
 
@@ -171,22 +160,28 @@ void GrpcMemoryClient::RestorerLoop() {
 
 void GrpcMemoryClient::Restore(const RestoreTask& task) {
   const absl::Time start = absl::Now();
-  const absl::Status status = restorer_->Restore(
-      parameters_->base(), task.indexes,
-      [this](RegionIndex index) {
-        MutexLock lock(&mu_);
-        return !stopping_ && !detaching_ && slabs_->BeginRestore(index);
-      },
-      [this](RegionIndex index) {
-        MutexLock lock(&mu_);
-        slabs_->Restored(index);
-        changed_.SignalAll();
-        if (instruments_.restored_bytes != nullptr) {
-          instruments_.restored_bytes->Increment(static_cast<double>(slab_bytes_.count()));
-        }
-      });
+  ImageRestorer::Progress progress;
+  progress.wanted = [this](RegionIndex index) {
+    MutexLock lock(&mu_);
+    return !stopping_ && !detaching_ && slabs_->BeginRestore(index);
+  };
+  progress.queued = [this](RegionIndex index) {
+    MutexLock lock(&mu_);
+    slabs_->Queued(index);
+  };
+  progress.done = [this](RegionIndex index) {
+    MutexLock lock(&mu_);
+    slabs_->Restored(index);
+    changed_.SignalAll();
+    if (instruments_.restored_bytes != nullptr) {
+      instruments_.restored_bytes->Increment(static_cast<double>(slab_bytes_.count()));
+    }
+  };
+  const absl::Status status = restorer_->Restore(parameters_->base(), task.indexes, progress);
   if (!status.ok()) {
     if (instruments_.checksum_failures != nullptr) instruments_.checksum_failures->Increment();
+    // First: who waits for the checksums must not take their end for a proof.
+    gate_->Fail(status);
     {
       MutexLock lock(&mu_);
       for (const RegionIndex index : task.indexes) slabs_->AbandonRestore(index);

@@ -13,7 +13,8 @@
 #include "common/slab_checksum.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "worker/memory/image_restorer.h"
+#include "worker/memory/host_image_restorer.h"
+#include "worker/memory/host_memory.h"
 #include "worker/memory/parameter_gate.h"
 #include "worker/memory/parameter_slabs.h"
 #include "worker/memory/regions.h"
@@ -43,20 +44,37 @@ UniqueFd ReadOnly(const UniqueFd& fd) {
   return UniqueFd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
 }
 
+std::unique_ptr<SlabRegion> Region(uint32_t places) {
+  return std::make_unique<SlabRegion>(*HostMemory(1).Reserve(places, kSlab), 0, places, kSlab);
+}
+
+std::vector<SlabRegion::Arrival> One(uint32_t slab, UniqueFd memory) {
+  std::vector<SlabRegion::Arrival> slabs;
+  slabs.push_back({SlabId(slab), Epoch(slab * 10), 0, std::move(memory)});
+  return slabs;
+}
+
+absl::Status Put(SlabRegion& region, uint32_t place, uint32_t slab, UniqueFd memory = Slab()) {
+  return region.Map(One(slab, std::move(memory)), {RegionIndex(place)});
+}
+
 TEST(SlabRegion, KeepsTrackOfWhatIsWhere) {
-  auto region = *SlabRegion::Reserve(3, kSlab);
+  auto region = Region(3);
   EXPECT_EQ(reinterpret_cast<uintptr_t>(region->base()) % MiB(2).count(), 0);
-  ASSERT_TRUE(region->Map(RegionIndex(1), SlabId(7), Epoch(70), Slab('b')).ok());
-  EXPECT_EQ(*region->MapAnywhere(SlabId(8), Epoch(80), Slab('a')), RegionIndex(0));
-  EXPECT_EQ(*region->MapAnywhere(SlabId(9), Epoch(90), Slab('c')), RegionIndex(2));
-  EXPECT_TRUE(absl::IsResourceExhausted(region->MapAnywhere(SlabId(1), Epoch(1), Slab()).status()));
-  EXPECT_TRUE(absl::IsAlreadyExists(region->Map(RegionIndex(1), SlabId(1), Epoch(1), Slab())));
-  EXPECT_TRUE(absl::IsInvalidArgument(region->Map(RegionIndex(3), SlabId(1), Epoch(1), Slab())));
+  ASSERT_TRUE(Put(*region, 1, 7, Slab('b')).ok());
+  std::vector<SlabRegion::Arrival> two = One(8, Slab('a'));
+  two.push_back({SlabId(9), Epoch(90), 0, Slab('c')});
+  const auto places = region->MapAnywhere(std::move(two));
+  ASSERT_TRUE(places.ok()) << places.status();
+  EXPECT_THAT(*places, ::testing::ElementsAre(RegionIndex(0), RegionIndex(2)));
+  EXPECT_TRUE(absl::IsResourceExhausted(region->MapAnywhere(One(1, Slab())).status()));
+  EXPECT_TRUE(absl::IsAlreadyExists(Put(*region, 1, 1)));
+  EXPECT_TRUE(absl::IsInvalidArgument(Put(*region, 3, 1)));
   EXPECT_EQ(static_cast<char>(*region->at(RegionIndex(1))), 'b');
 
-  EXPECT_EQ(*region->Unmap(RegionIndex(1)), SlabId(7));
-  EXPECT_TRUE(absl::IsNotFound(region->Unmap(RegionIndex(1)).status()));
-  EXPECT_TRUE(absl::IsNotFound(region->Unmap(RegionIndex(9)).status()));
+  EXPECT_TRUE(absl::IsNotFound(region->Unmap({RegionIndex(1), RegionIndex(9)}).status()));
+  EXPECT_THAT(*region->Unmap({RegionIndex(1)}), ::testing::ElementsAre(SlabId(7)));
+  EXPECT_TRUE(absl::IsNotFound(region->Unmap({RegionIndex(1)}).status()));
   EXPECT_EQ(region->mapped(), 2);
   const std::vector<SlabRegion::Held> held = region->held();
   ASSERT_EQ(held.size(), 2);
@@ -66,15 +84,29 @@ TEST(SlabRegion, KeepsTrackOfWhatIsWhere) {
   EXPECT_TRUE(CheckSlabFile(held[1].memory->get(), kSlab).ok());
 }
 
-TEST(SlabRegion, RefusedSlabLeavesThePlaceFree) {
-  auto region = *SlabRegion::Reserve(1, kSlab);
-  const absl::Status status =
-      region->Map(RegionIndex(0), SlabId(5), Epoch(1), Memfd(kSlab * 2, kSlabSeals));
+TEST(SlabRegion, TwoRegionsLieBehindEachOtherInOneRange) {
+  auto memory = *HostMemory(1).Reserve(5, kSlab);
+  SlabRegion front(memory, 0, 3, kSlab), back(memory, 3, 2, kSlab);
+  EXPECT_EQ(back.base(), front.base() + 3 * kSlab.count());
+  ASSERT_TRUE(Put(back, 0, 7, Slab('b')).ok());
+  ASSERT_TRUE(Put(front, 2, 8, Slab('a')).ok());
+  EXPECT_EQ(static_cast<char>(*front.at(RegionIndex(3))), 'b');
+  EXPECT_FALSE(front.IsMapped(RegionIndex(3)));
+  EXPECT_TRUE(absl::IsInvalidArgument(Put(front, 3, 9)));
+}
+
+TEST(SlabRegion, OneRefusedSlabLeavesAllPlacesFree) {
+  auto region = Region(2);
+  std::vector<SlabRegion::Arrival> slabs = One(4, Slab());
+  slabs.push_back({SlabId(5), Epoch(1), 0, Memfd(kSlab * 2, kSlabSeals)});
+  const absl::Status status = region->Map(std::move(slabs), {RegionIndex(0), RegionIndex(1)});
   EXPECT_TRUE(absl::IsInvalidArgument(status));
   EXPECT_THAT(std::string(status.message()), HasSubstr("slab 5"));
-  EXPECT_FALSE(region->Map(RegionIndex(0), SlabId(5), Epoch(1), ReadOnly(Slab())).ok());
-  EXPECT_FALSE(region->Map(RegionIndex(0), SlabId(5), Epoch(1), UniqueFd()).ok());
-  EXPECT_TRUE(region->Map(RegionIndex(0), SlabId(5), Epoch(1), Slab()).ok());
+  EXPECT_FALSE(Put(*region, 0, 5, ReadOnly(Slab())).ok());
+  EXPECT_FALSE(Put(*region, 0, 5, UniqueFd()).ok());
+  EXPECT_EQ(region->mapped(), 0);
+  EXPECT_TRUE(Put(*region, 0, 5).ok());
+  EXPECT_TRUE(Put(*region, 1, 6).ok());
 }
 
 TEST(ParameterGate, PassesReadyStagesAndRefusesAbsentOnes) {
@@ -112,6 +144,35 @@ TEST(ParameterGate, PatienceEndsAndIsMeasured) {
   EXPECT_GE(waited, absl::Milliseconds(1));
 }
 
+TEST(ParameterGate, QueuedStagesAreOpenToWhoeverWaitsForTheirEvent) {
+  int event = 0;
+  ParameterGateImpl gate(2, absl::Milliseconds(1), nullptr, [&](int) { return &event; });
+  gate.Set(0, Stage::kQueued, true);
+  gate.Set(1, Stage::kReady);
+  EXPECT_EQ(*gate.StageEvent(0), &event);
+  EXPECT_EQ(*gate.StageEvent(1), nullptr);
+  EXPECT_TRUE(absl::IsDeadlineExceeded(gate.AwaitStage(0)));
+  // Passed, but not proved yet, even after it was taken away.
+  EXPECT_TRUE(absl::IsDeadlineExceeded(gate.CheckPassed()));
+  gate.Set(0, Stage::kAbsent, true);
+  EXPECT_TRUE(absl::IsDeadlineExceeded(gate.CheckPassed()));
+  gate.Set(0, Stage::kReady);
+  EXPECT_TRUE(gate.CheckPassed().ok());
+}
+
+TEST(ParameterGate, WrongBytesInUseAreFoundBeforeTheyAreBelieved) {
+  int event = 0;
+  ParameterGateImpl gate(1, kLong, nullptr, [&](int) { return &event; });
+  gate.Set(0, Stage::kQueued, true);
+  ASSERT_TRUE(gate.StageEvent(0).ok());
+  absl::Status result;
+  std::thread runner([&] { result = gate.CheckPassed(); });
+  gate.Fail(absl::DataLossError("damaged"));
+  gate.Set(0, Stage::kComing);
+  runner.join();
+  EXPECT_TRUE(absl::IsDataLoss(result));
+}
+
 TEST(ParameterSlabs, RandomTransitionsKeepTheGateRight) {
   const std::vector<ParameterSlabs::StageSpan> spans = {{0, 1}, {1, 3}, {4, 2}};
   ParameterGateImpl gate(3, kLong);
@@ -132,7 +193,11 @@ TEST(ParameterSlabs, RandomTransitionsKeepTheGateRight) {
         EXPECT_EQ(slabs.BeginRestore(i), state == State::kMapped && !slabs.revoked(i));
         break;
       case 3:
-        if (state == State::kRestoring) slabs.Restored(i);
+        if (state == State::kRestoring && random() % 2 == 0) {
+          slabs.Queued(i);
+        } else if (slabs.BeingWritten(i)) {
+          slabs.Restored(i);
+        }
         break;
       case 4:
         if (random() % 8 == 0) slabs.AbandonRestore(i);
@@ -153,14 +218,18 @@ TEST(ParameterSlabs, RandomTransitionsKeepTheGateRight) {
     bool available = true;
     uint32_t restored = 0;
     for (size_t s = 0; s < spans.size(); ++s) {
-      bool missing = false, ready = true;
+      bool missing = false, ready = true, queued = true;
       for (uint32_t k = 0; k < spans[s].count; ++k) {
         const RegionIndex index(spans[s].first + k);
         missing |= slabs.state(index) == State::kAbsent || slabs.revoked(index);
         ready &= slabs.state(index) == State::kRestored;
+        queued &= slabs.state(index) == State::kRestored || slabs.state(index) == State::kQueued;
         restored += slabs.state(index) == State::kRestored;
       }
-      const Stage expected = missing ? Stage::kAbsent : ready ? Stage::kReady : Stage::kComing;
+      const Stage expected = missing  ? Stage::kAbsent
+                             : ready  ? Stage::kReady
+                             : queued ? Stage::kQueued
+                                      : Stage::kComing;
       ASSERT_EQ(gate.Get(static_cast<int>(s)), expected) << "step " << step;
       available &= !missing;
       ++seen[static_cast<size_t>(expected)];
@@ -168,7 +237,7 @@ TEST(ParameterSlabs, RandomTransitionsKeepTheGateRight) {
     ASSERT_EQ(slabs.Available(), available);
     ASSERT_EQ(slabs.restored(), restored);
   }
-  for (const Stage stage : {Stage::kAbsent, Stage::kComing, Stage::kReady}) {
+  for (const Stage stage : {Stage::kAbsent, Stage::kComing, Stage::kQueued, Stage::kReady}) {
     EXPECT_GT(seen[static_cast<size_t>(stage)], 100);
   }
 }
@@ -201,6 +270,9 @@ class ImageRestorerTest : public ::testing::Test {
     EXPECT_EQ(::fcntl(writable.get(), F_ADD_SEALS, seals), 0);
     return ReadOnly(writable);
   }
+  absl::StatusOr<std::unique_ptr<HostImageRestorer>> Open(int threads, bool verify) {
+    return HostImageRestorer::Open(Image(), {kSlab, checksums_, {0}, verify}, threads);
+  }
   std::byte* target() { return reinterpret_cast<std::byte*>(target_.data()); }
   bool Equal(uint32_t slab) {
     return std::memcmp(&target_[slab * kSlab.count()], &content_[slab * kSlab.count()],
@@ -216,15 +288,18 @@ TEST_F(ImageRestorerTest, CopiesWhatIsWantedOnAnyNumberOfThreads) {
   for (const int threads : {1, 4}) {
     for (const bool verify : {true, false}) {
       std::fill(target_.begin(), target_.end(), 9);
-      auto restorer = *ImageRestorer::Open(Image(), kSlab, checksums_, threads, verify);
+      auto restorer = *Open(threads, verify);
       Mutex mu;
       std::vector<RegionIndex> done;
-      const absl::Status status = restorer->Restore(
-          target(), all_, [](RegionIndex slab) { return slab.value() % 3 != 0; },
-          [&](RegionIndex slab) {
-            MutexLock lock(&mu);
-            done.push_back(slab);
-          });
+      const absl::Status status =
+          restorer->Restore(target(), all_,
+                            {.wanted = [](RegionIndex slab) { return slab.value() % 3 != 0; },
+                             .queued = nullptr,
+                             .done =
+                                 [&](RegionIndex slab) {
+                                   MutexLock lock(&mu);
+                                   done.push_back(slab);
+                                 }});
       ASSERT_TRUE(status.ok()) << status;
       EXPECT_EQ(done.size(), kSlabs - (kSlabs + 2) / 3);
       for (uint32_t i = 0; i < kSlabs; ++i) EXPECT_EQ(Equal(i), i % 3 != 0) << i;
@@ -234,11 +309,13 @@ TEST_F(ImageRestorerTest, CopiesWhatIsWantedOnAnyNumberOfThreads) {
 
 TEST_F(ImageRestorerTest, OneWrongBitIsFoundAndItsSlabIsNeverDone) {
   content_[kSlab.count() * 40 + 12345] ^= 0x10;
-  auto restorer = *ImageRestorer::Open(Image(), kSlab, checksums_, 3, true);
+  auto restorer = *Open(3, true);
   std::atomic<bool> wrong_done = false;
   const absl::Status status = restorer->Restore(
-      target(), all_, [](RegionIndex) { return true; },
-      [&](RegionIndex slab) { wrong_done = wrong_done || slab == RegionIndex(40); });
+      target(), all_,
+      {.wanted = [](RegionIndex) { return true; },
+       .queued = nullptr,
+       .done = [&](RegionIndex slab) { wrong_done = wrong_done || slab == RegionIndex(40); }});
   EXPECT_TRUE(absl::IsDataLoss(status)) << status;
   EXPECT_THAT(std::string(status.message()), HasSubstr("slab 40 "));
   EXPECT_FALSE(wrong_done);
@@ -247,7 +324,7 @@ TEST_F(ImageRestorerTest, OneWrongBitIsFoundAndItsSlabIsNeverDone) {
 TEST_F(ImageRestorerTest, FilesThatAreNoSealedImageAreRefused) {
   const auto open = [&](UniqueFd image, size_t slabs = kSlabs) {
     checksums_.resize(slabs);
-    return ImageRestorer::Open(std::move(image), kSlab, checksums_, 1, true).status();
+    return HostImageRestorer::Open(std::move(image), {kSlab, checksums_, {0}}, 1).status();
   };
   EXPECT_TRUE(absl::IsInvalidArgument(open(Image(F_SEAL_SHRINK | F_SEAL_GROW))));
   EXPECT_TRUE(absl::IsInvalidArgument(open(Image(), kSlabs - 1)));

@@ -1,12 +1,39 @@
 #include "worker/memory/parameter_gate.h"
 
+#include <algorithm>
+
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 
 namespace palimpsest {
 
 absl::Status ParameterGateImpl::AwaitStage(int stage) {
-  absl::Status result;
+  return Await(stage, Stage::kReady).status();
+}
+
+absl::StatusOr<void*> ParameterGateImpl::StageEvent(int stage) {
+  const absl::StatusOr<Stage> state = Await(stage, Stage::kQueued);
+  if (!state.ok()) return state.status();
+  return *state == Stage::kQueued ? event_(stage) : nullptr;
+}
+
+absl::Status ParameterGateImpl::CheckPassed() {
+  const absl::Time deadline = absl::Now() + patience_;
+  MutexLock lock(&mu_);
+  while (failure_.ok() && std::any_of(passed_.begin(), passed_.end(),
+                                      [this](int stage) ABSL_NO_THREAD_SAFETY_ANALYSIS {
+                                        return unproved_[stage];
+                                      })) {
+    if (changed_.WaitWithDeadline(&mu_, deadline)) {
+      return absl::DeadlineExceededError("the checksums of parameters in use did not come");
+    }
+  }
+  passed_.clear();
+  return failure_;
+}
+
+absl::StatusOr<ParameterGateImpl::Stage> ParameterGateImpl::Await(int stage, Stage wanted) {
+  absl::StatusOr<Stage> result = Stage::kReady;
   absl::Time start = absl::InfinitePast();
   {
     MutexLock lock(&mu_);
@@ -14,9 +41,13 @@ absl::Status ParameterGateImpl::AwaitStage(int stage) {
       return absl::InvalidArgumentError(
           absl::StrCat("stage ", stage, " of a model of ", stages_.size()));
     }
-    while (failure_.ok() && stages_[stage] == Stage::kComing) {
+    const auto coming = [&]() ABSL_NO_THREAD_SAFETY_ANALYSIS {
+      return stages_[stage] == Stage::kComing ||
+             (stages_[stage] == Stage::kQueued && wanted == Stage::kReady);
+    };
+    while (failure_.ok() && coming()) {
       if (start == absl::InfinitePast()) start = absl::Now();
-      if (changed_.WaitWithDeadline(&mu_, start + patience_) && stages_[stage] == Stage::kComing) {
+      if (changed_.WaitWithDeadline(&mu_, start + patience_) && coming()) {
         result = absl::DeadlineExceededError(absl::StrCat("the parameters of stage ", stage,
                                                           " did not come within ",
                                                           absl::FormatDuration(patience_)));
@@ -28,15 +59,19 @@ absl::Status ParameterGateImpl::AwaitStage(int stage) {
     } else if (stages_[stage] == Stage::kAbsent) {
       result = absl::UnavailableError(
           absl::StrCat("the parameters of stage ", stage, " are not in memory"));
+    } else if (result.ok()) {
+      result = stages_[stage];
+      if (stages_[stage] == Stage::kQueued) passed_.insert(stage);
     }
   }
   if (waited_ && start != absl::InfinitePast()) waited_(absl::Now() - start);
   return result;
 }
 
-void ParameterGateImpl::Set(int stage, Stage state) {
+void ParameterGateImpl::Set(int stage, Stage state, bool unproved) {
   MutexLock lock(&mu_);
   stages_[stage] = state;
+  unproved_[stage] = unproved;
   changed_.SignalAll();
 }
 

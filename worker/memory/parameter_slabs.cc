@@ -34,14 +34,19 @@ void ParameterSlabs::Change(RegionIndex index, State state, bool revoked) {
     stage.missing += sign * missing;
     restored_ += sign * restored;
     stage.not_restored += sign * !restored;
+    stage.queued += sign * (slab.state == State::kQueued);
   };
   count(-1);
   slab.state = state;
   slab.revoked = revoked;
   count(+1);
-  gate_->Set(slab.stage, stage.missing > 0        ? ParameterGateImpl::Stage::kAbsent
-                         : stage.not_restored > 0 ? ParameterGateImpl::Stage::kComing
-                                                  : ParameterGateImpl::Stage::kReady);
+  using Open = ParameterGateImpl::Stage;
+  gate_->Set(slab.stage,
+             stage.missing > 0                    ? Open::kAbsent
+             : stage.not_restored == 0            ? Open::kReady
+             : stage.not_restored == stage.queued ? Open::kQueued
+                                                  : Open::kComing,
+             /*unproved=*/stage.queued > 0);
 }
 
 void ParameterSlabs::Promise(RegionIndex index) {
@@ -60,13 +65,18 @@ bool ParameterSlabs::BeginRestore(RegionIndex index) {
   return true;
 }
 
+void ParameterSlabs::Queued(RegionIndex index) {
+  Require(state(index) == State::kRestoring, "queued without beginning");
+  Change(index, State::kQueued, revoked(index));
+}
+
 void ParameterSlabs::Restored(RegionIndex index) {
-  Require(state(index) == State::kRestoring, "restored without beginning");
+  Require(BeingWritten(index), "restored without beginning");
   Change(index, State::kRestored, revoked(index));
 }
 
 void ParameterSlabs::AbandonRestore(RegionIndex index) {
-  if (state(index) == State::kRestoring) Change(index, State::kMapped, revoked(index));
+  if (BeingWritten(index)) Change(index, State::kMapped, revoked(index));
 }
 
 void ParameterSlabs::Unmapped(RegionIndex index) {

@@ -5,12 +5,13 @@
 //   kPromised  -> kMapped     Mapped
 //   kPromised  -> kAbsent     Lose: the session ended before it was mapped
 //   kMapped    -> kRestoring  BeginRestore
-//   kRestoring -> kRestored   Restored
-//   kRestoring -> kMapped     AbandonRestore
+//   kRestoring -> kQueued     Queued: its copy is under way, and an event will tell its end
+//   kRestoring, kQueued -> kRestored  Restored
+//   kRestoring, kQueued -> kMapped    AbandonRestore
 //   kMapped, kRestored -> kAbsent   Unmapped
 //
 // Beside that a slab may be revoked: it is still there, but its stage is closed, it is not restored
-// any more, and it is not unmapped while it is being restored. Other transitions abort.
+// any more, and it is not unmapped while something is written to it. Other transitions abort.
 #ifndef PALIMPSEST_WORKER_MEMORY_PARAMETER_SLABS_H_
 #define PALIMPSEST_WORKER_MEMORY_PARAMETER_SLABS_H_
 
@@ -25,7 +26,7 @@ namespace palimpsest {
 
 class ParameterSlabs {
  public:
-  enum class State : uint8_t { kAbsent, kPromised, kMapped, kRestoring, kRestored };
+  enum class State : uint8_t { kAbsent, kPromised, kMapped, kRestoring, kQueued, kRestored };
 
   struct StageSpan {
     uint32_t first = 0;
@@ -37,6 +38,10 @@ class ParameterSlabs {
 
   State state(RegionIndex index) const { return slabs_[index.value()].state; }
   bool revoked(RegionIndex index) const { return slabs_[index.value()].revoked; }
+  // Whether it must not be unmapped yet.
+  bool BeingWritten(RegionIndex index) const {
+    return state(index) == State::kRestoring || state(index) == State::kQueued;
+  }
   uint32_t size() const { return static_cast<uint32_t>(slabs_.size()); }
   uint32_t restored() const { return restored_; }
 
@@ -44,6 +49,7 @@ class ParameterSlabs {
   void Mapped(RegionIndex index);
   // False when the slab was revoked and is not to be restored.
   bool BeginRestore(RegionIndex index);
+  void Queued(RegionIndex index);
   void Restored(RegionIndex index);
   // No-op for a slab that is not being restored.
   void AbandonRestore(RegionIndex index);
@@ -66,6 +72,7 @@ class ParameterSlabs {
   // Slabs of a stage that keep it from being ready, and from coming.
   struct Stage {
     uint32_t not_restored = 0;
+    uint32_t queued = 0;
     uint32_t missing = 0;
   };
 

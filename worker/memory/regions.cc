@@ -1,89 +1,98 @@
 #include "worker/memory/regions.h"
 
-#include <algorithm>
-#include <utility>
-
 #include "absl/strings/str_cat.h"
-#include "common/memory_file.h"
 
 namespace palimpsest {
 
-absl::StatusOr<std::unique_ptr<SlabRegion>> SlabRegion::Reserve(int32_t slabs, Bytes slab_bytes) {
-  absl::StatusOr<AddressRange> range = AddressRange::Reserve(slab_bytes * slabs, MiB(2));
-  if (!range.ok()) return range.status();
-  return std::unique_ptr<SlabRegion>(new SlabRegion(*std::move(range), slab_bytes));
-}
+SlabRegion::~SlabRegion() { (void)UnmapAll(); }
 
-absl::Status SlabRegion::Map(RegionIndex index, SlabId slab, Epoch epoch, UniqueFd memory) {
-  if (!Contains(index)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("place ", index.ToString(), " of a region of ", places()));
-  }
+absl::Status SlabRegion::Map(std::vector<Arrival> slabs, absl::Span<const RegionIndex> indexes) {
   {
     MutexLock lock(&mu_);
-    Place& place = places_[index.value()];
-    if (place.taken) {
-      return absl::AlreadyExistsError(
-          absl::StrCat("place ", index.ToString(), " of the region is taken"));
+    for (const RegionIndex index : indexes) {
+      if (!Contains(index)) {
+        return absl::InvalidArgumentError(
+            absl::StrCat("place ", index.ToString(), " of a region of ", places()));
+      }
+      if (places_[index.value()].taken) {
+        return absl::AlreadyExistsError(
+            absl::StrCat("place ", index.ToString(), " of the region is taken"));
+      }
     }
-    place.taken = true;
+    for (const RegionIndex index : indexes) places_[index.value()].taken = true;
   }
-  return MapTaken(index, slab, epoch, std::move(memory));
+  return MapTaken(std::move(slabs), indexes);
 }
 
-absl::StatusOr<RegionIndex> SlabRegion::MapAnywhere(SlabId slab, Epoch epoch, UniqueFd memory) {
-  RegionIndex index;
+absl::StatusOr<std::vector<RegionIndex>> SlabRegion::MapAnywhere(std::vector<Arrival> slabs) {
+  std::vector<RegionIndex> indexes;
   {
     MutexLock lock(&mu_);
-    const auto free = std::find_if(places_.begin(), places_.end(),
-                                   [](const Place& place) { return !place.taken; });
-    if (free == places_.end()) {
-      return absl::ResourceExhaustedError(
-          absl::StrCat("all ", places(), " places of the region are taken"));
+    for (uint32_t i = 0; i < places_.size() && indexes.size() < slabs.size(); ++i) {
+      if (!places_[i].taken) indexes.push_back(RegionIndex(i));
     }
-    free->taken = true;
-    index = RegionIndex(static_cast<uint32_t>(free - places_.begin()));
+    if (indexes.size() < slabs.size()) {
+      return absl::ResourceExhaustedError(absl::StrCat(slabs.size(), " slabs for ", indexes.size(),
+                                                       " free places of the region's ", places()));
+    }
+    for (const RegionIndex index : indexes) places_[index.value()].taken = true;
   }
-  if (absl::Status status = MapTaken(index, slab, epoch, std::move(memory)); !status.ok()) {
-    return status;
-  }
-  return index;
+  if (absl::Status status = MapTaken(std::move(slabs), indexes); !status.ok()) return status;
+  return indexes;
 }
 
-absl::Status SlabRegion::MapTaken(RegionIndex index, SlabId slab, Epoch epoch, UniqueFd memory) {
-  absl::Status status = CheckSlabFile(memory.get(), slab_bytes_);
-  if (status.ok()) {
-    status = range_.Map(slab_bytes_ * index.value(), slab_bytes_, memory.get(),
-                        MapAccess::kReadWrite, MapPopulate::kYes);
+absl::Status SlabRegion::MapTaken(std::vector<Arrival> slabs,
+                                  absl::Span<const RegionIndex> indexes) {
+  std::vector<RegionMemory::Piece> pieces;
+  for (size_t i = 0; i < slabs.size(); ++i) {
+    std::shared_ptr<const UniqueFd> descriptor;
+    if (slabs[i].memory.valid()) {
+      descriptor = std::make_shared<const UniqueFd>(std::move(slabs[i].memory));
+    }
+    pieces.push_back(
+        {InMemory(indexes[i]), slabs[i].slab, slabs[i].memory_id, std::move(descriptor)});
   }
+  absl::Status status = memory_->Map(absl::MakeSpan(pieces));
   MutexLock lock(&mu_);
-  Place& place = places_[index.value()];
-  if (!status.ok()) {
-    place.taken = false;
-    return absl::Status(status.code(),
-                        absl::StrCat("slab ", slab.ToString(), ": ", status.message()));
+  for (size_t i = 0; i < slabs.size(); ++i) {
+    Place& place = places_[indexes[i].value()];
+    if (status.ok()) {
+      place.held = Held{slabs[i].slab, slabs[i].epoch, indexes[i], std::move(pieces[i].descriptor)};
+      ++mapped_;
+    } else {
+      place.taken = false;
+    }
   }
-  place.held = Held{slab, epoch, index, std::make_shared<const UniqueFd>(std::move(memory))};
-  ++mapped_;
-  return absl::OkStatus();
+  return status;
 }
 
-absl::StatusOr<SlabId> SlabRegion::Unmap(RegionIndex index) {
-  std::optional<Held> held;
-  if (Contains(index)) {
+absl::StatusOr<std::vector<SlabId>> SlabRegion::Unmap(absl::Span<const RegionIndex> indexes) {
+  std::vector<SlabId> slabs;
+  std::vector<RegionIndex> places;
+  {
     MutexLock lock(&mu_);
-    Place& place = places_[index.value()];
-    held = std::exchange(place.held, std::nullopt);
-    if (held.has_value()) --mapped_;
+    for (const RegionIndex index : indexes) {
+      if (!Contains(index) || !places_[index.value()].held.has_value()) {
+        return absl::NotFoundError(absl::StrCat("nothing is mapped at place ", index.ToString()));
+      }
+      slabs.push_back(places_[index.value()].held->slab);
+      places.push_back(InMemory(index));
+    }
+    for (const RegionIndex index : indexes) {
+      places_[index.value()].held.reset();
+      --mapped_;
+    }
   }
-  if (!held.has_value()) {
-    return absl::NotFoundError(absl::StrCat("nothing is mapped at place ", index.ToString()));
-  }
-  const absl::Status status = range_.Unmap(slab_bytes_ * index.value(), slab_bytes_);
-  if (!status.ok()) return status;
+  if (absl::Status status = memory_->Unmap(places); !status.ok()) return status;
   MutexLock lock(&mu_);
-  places_[index.value()].taken = false;
-  return held->slab;
+  for (const RegionIndex index : indexes) places_[index.value()].taken = false;
+  return slabs;
+}
+
+absl::Status SlabRegion::UnmapAll() {
+  std::vector<RegionIndex> indexes;
+  for (const Held& slab : held()) indexes.push_back(slab.index);
+  return indexes.empty() ? absl::OkStatus() : Unmap(indexes).status();
 }
 
 std::vector<SlabRegion::Held> SlabRegion::held() const {

@@ -1,27 +1,29 @@
-// An address range of the worker that slabs are mapped into, at slab-sized places: the parameter
-// region or the KV region. Reserved once, so that addresses never change; what is not mapped
-// faults.
+// Which slab is mapped at which place of a worker's address ranges: the parameter region, the KV
+// region, and the workspace region, which lies behind the KV region in the same range. How mapping
+// is done is RegionMemory's business.
 //
 // The region owns a duplicate of every mapped slab's descriptor, so that slabs can be returned to
 // the next broker process when this one dies.
 //
-// Threads: thread-safe; Map and Unmap block for as long as the kernel takes to populate. The caller
-// makes sure that nobody accesses a place while it is mapped or unmapped.
+// Threads: thread-safe; Map and Unmap block as RegionMemory does. The caller makes sure that nobody
+// accesses a place while it is mapped or unmapped.
 #ifndef PALIMPSEST_WORKER_MEMORY_REGIONS_H_
 #define PALIMPSEST_WORKER_MEMORY_REGIONS_H_
 
 #include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "common/bytes.h"
 #include "common/fd.h"
 #include "common/ids.h"
-#include "common/mapping.h"
 #include "common/mutex.h"
+#include "worker/memory/region_memory.h"
 
 namespace palimpsest {
 
@@ -33,19 +35,35 @@ class SlabRegion {
     RegionIndex index;
     std::shared_ptr<const UniqueFd> memory;
   };
+  // A slab that was granted.
+  struct Arrival {
+    SlabId slab;
+    Epoch epoch;
+    uint64_t memory_id = 0;
+    // Not valid if the back-end keeps the memory.
+    UniqueFd memory;
+  };
 
-  // Reserves `slabs` places, aligned to 2 MiB so that huge pages can be mapped as such.
-  static absl::StatusOr<std::unique_ptr<SlabRegion>> Reserve(int32_t slabs, Bytes slab_bytes);
+  // Places first .. first + places of `memory` are this region's places from 0.
+  SlabRegion(std::shared_ptr<RegionMemory> memory, uint32_t first, uint32_t places,
+             Bytes slab_bytes)
+      : memory_(std::move(memory)), first_(first), slab_bytes_(slab_bytes), places_(places) {}
+  // Unmaps what is left.
+  ~SlabRegion();
 
-  // Maps a slab at a place, after checking that the descriptor is a slab's. Populates it, so that
-  // no access faults later. AlreadyExists when the place is taken.
-  absl::Status Map(RegionIndex index, SlabId slab, Epoch epoch, UniqueFd memory);
+  // Maps slabs at these places, one each. AlreadyExists when one is taken, InvalidArgument for one
+  // outside and for descriptors that are no slabs'. All or nothing.
+  absl::Status Map(std::vector<Arrival> slabs, absl::Span<const RegionIndex> indexes);
 
-  // As Map, at the lowest free place. ResourceExhausted when there is none.
-  absl::StatusOr<RegionIndex> MapAnywhere(SlabId slab, Epoch epoch, UniqueFd memory);
+  // As Map, at the lowest free places, which are returned in the slabs' order. ResourceExhausted
+  // when there are too few.
+  absl::StatusOr<std::vector<RegionIndex>> MapAnywhere(std::vector<Arrival> slabs);
 
-  // Gives a place up and says which slab was there. NotFound when there was none.
-  absl::StatusOr<SlabId> Unmap(RegionIndex index);
+  // Gives places up and says which slabs were there. NotFound, with nothing changed, when there was
+  // none at one of them.
+  absl::StatusOr<std::vector<SlabId>> Unmap(absl::Span<const RegionIndex> indexes);
+  // Everything; for the end.
+  absl::Status UnmapAll();
 
   // What is mapped, by place.
   std::vector<Held> held() const;
@@ -53,9 +71,9 @@ class SlabRegion {
   bool Contains(RegionIndex index) const { return index.value() < places(); }
   bool IsMapped(RegionIndex index) const;
 
-  uint32_t places() const { return static_cast<uint32_t>(range_.size() / slab_bytes_); }
+  uint32_t places() const { return static_cast<uint32_t>(places_.size()); }
   Bytes slab_bytes() const { return slab_bytes_; }
-  std::byte* base() const { return range_.base(); }
+  std::byte* base() const { return memory_->base() + (slab_bytes_ * first_).count(); }
   std::byte* at(RegionIndex index) const { return base() + (slab_bytes_ * index.value()).count(); }
 
  private:
@@ -64,16 +82,15 @@ class SlabRegion {
     std::optional<Held> held;
   };
 
-  SlabRegion(AddressRange range, Bytes slab_bytes)
-      : range_(std::move(range)), slab_bytes_(slab_bytes), places_(places()) {}
+  absl::Status MapTaken(std::vector<Arrival> slabs, absl::Span<const RegionIndex> indexes);
+  RegionIndex InMemory(RegionIndex index) const { return RegionIndex(first_ + index.value()); }
 
-  absl::Status MapTaken(RegionIndex index, SlabId slab, Epoch epoch, UniqueFd memory);
-
-  AddressRange range_;
+  const std::shared_ptr<RegionMemory> memory_;
+  const uint32_t first_;
   const Bytes slab_bytes_;
 
   mutable Mutex mu_;
-  std::vector<Place> places_ ABSL_GUARDED_BY(mu_);
+  std::vector<Place> places_;  // their number is constant, their content guarded by mu_
   int32_t mapped_ ABSL_GUARDED_BY(mu_) = 0;
 };
 

@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/match.h"
@@ -22,7 +23,9 @@ namespace palimpsest {
 // Not thread-safe. The process is killed on destruction.
 class WorkerProcess {
  public:
-  static absl::StatusOr<WorkerProcess> Start() {
+  // `argv` is a program that obeys as scripted_worker_main.cc does.
+  static absl::StatusOr<WorkerProcess> Start(std::vector<std::string> argv = {
+                                                 "broker/server/testing/scripted_worker"}) {
     int commands[2];
     int answers[2];
     if (pipe2(commands, O_CLOEXEC) != 0 || pipe2(answers, O_CLOEXEC) != 0) {
@@ -33,7 +36,7 @@ class WorkerProcess {
     UniqueFd to(commands[1]);
     UniqueFd from(answers[0]);
     SpawnOptions options;
-    options.argv = {"broker/server/testing/scripted_worker"};
+    options.argv = std::move(argv);
     options.descriptors = {child_in.get(), child_out.get()};
     absl::StatusOr<ChildProcess> child = ChildProcess::Spawn(options);
     if (!child.ok()) return child.status();
@@ -42,16 +45,25 @@ class WorkerProcess {
 
   // "ok VALUE" gives VALUE; anything else is an error with what came.
   absl::StatusOr<std::string> Do(const std::string& command) {
+    if (absl::Status status = Tell(command); !status.ok()) return status;
+    return Hear();
+  }
+
+  // The halves of Do, for commands that several workers carry out at once.
+  absl::Status Tell(const std::string& command) {
     const std::string line = command + "\n";
     if (write(to_.get(), line.data(), line.size()) != static_cast<ssize_t>(line.size())) {
       return absl::UnavailableError("the worker takes no commands any more");
     }
+    return absl::OkStatus();
+  }
+  absl::StatusOr<std::string> Hear() {
     std::string answer;
     char c = 0;
     while (read(from_.get(), &c, 1) == 1) {
       if (c == '\n') {
         if (absl::StartsWith(answer, "ok ")) return answer.substr(3);
-        return absl::UnknownError(absl::StrCat(command, ": ", answer));
+        return absl::UnknownError(answer);
       }
       answer.push_back(c);
     }

@@ -1,4 +1,5 @@
-// common/slab_checksum.h on a GPU: eight threads for each chunk, one for each accumulator of XXH3.
+// The chunks of common/slab_checksum.h on a GPU: eight threads for each, one for each accumulator
+// of XXH3. Their hashes go to the host, which hashes those.
 #include "worker/memory/cuda/xxh3_lane.h"
 
 namespace {
@@ -31,12 +32,4 @@ extern "C" __global__ void __launch_bounds__(128)
   const unsigned mine = index < chunks ? index : chunks - 1;
   const uint64_t hash = Hash(data + static_cast<size_t>(mine) * chunk, chunk);
   if (threadIdx.x % kLanes == 0 && index < chunks) hashes[index] = hash;
-}
-
-// *checksum = XXH3-64 of `chunks` hashes (at least 32, an even number). One block of 32 threads.
-extern "C" __global__ void palimpsest_hash_hashes(const unsigned long long* hashes, unsigned chunks,
-                                                  unsigned long long* checksum) {
-  const uint64_t hash = Hash(reinterpret_cast<const unsigned char*>(hashes),
-                             static_cast<size_t>(chunks) * sizeof *hashes);
-  if (threadIdx.x == 0) *checksum = hash;
 }

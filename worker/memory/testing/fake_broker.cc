@@ -236,6 +236,8 @@ v1::Attached FakeBroker::MakeAttached() {
   attached.set_slab_bytes(kSlab.count());
   attached.set_pool_slabs(kPoolSlabs);
   attached.set_quota_slabs(kPoolSlabs);
+  attached.set_workspace_slabs(workspace_slabs_);
+  attached.set_backend("host");
   *attached.mutable_image() = Manifest();
 
   const UniqueFd writable(::memfd_create("fake-image", MFD_CLOEXEC | MFD_ALLOW_SEALING));

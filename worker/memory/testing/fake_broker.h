@@ -55,6 +55,8 @@ class FakeBroker : private v1::Broker::Service {
   std::string address() const { return "unix:" + folder_ + "/broker.sock"; }
   std::string descriptor_socket() const { return folder_ + "/descriptors.sock"; }
   Lies& lies() { return lies_; }
+  // Of Attached; none at first. The test grants them.
+  void set_workspace_slabs(uint32_t slabs) { workspace_slabs_ = slabs; }
 
   void Start();
   // Connections break at once, as when the process is killed.
@@ -105,6 +107,7 @@ class FakeBroker : private v1::Broker::Service {
   const std::string folder_;
   std::string image_;
   Lies lies_;
+  uint32_t workspace_slabs_ = 0;
 
   std::unique_ptr<grpc::Server> server_;
   std::optional<DescriptorListener> listener_;

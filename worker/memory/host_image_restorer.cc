@@ -1,4 +1,4 @@
-#include "worker/memory/image_restorer.h"
+#include "worker/memory/host_image_restorer.h"
 
 #include <algorithm>
 #include <cstring>
@@ -10,24 +10,23 @@
 #include "common/slab_checksum.h"
 
 namespace palimpsest {
-absl::StatusOr<std::unique_ptr<ImageRestorer>> ImageRestorer::Open(UniqueFd image, Bytes slab_bytes,
-                                                                   std::vector<uint64_t> checksums,
-                                                                   int threads, bool verify) {
-  const Bytes size = slab_bytes * static_cast<int64_t>(checksums.size());
+absl::StatusOr<std::unique_ptr<HostImageRestorer>> HostImageRestorer::Open(UniqueFd image,
+                                                                           const ImageShape& shape,
+                                                                           int threads) {
+  const Bytes size = shape.slab_bytes * static_cast<int64_t>(shape.checksums.size());
   if (absl::Status status = CheckImageFile(image.get(), size); !status.ok()) return status;
   absl::StatusOr<Mapping> mapping =
       Mapping::Map(image.get(), size, MapAccess::kRead, MapPopulate::kYes);
   if (!mapping.ok()) return mapping.status();
-  std::unique_ptr<ImageRestorer> restorer(new ImageRestorer(
-      std::move(image), *std::move(mapping), slab_bytes, std::move(checksums), verify));
-  // The caller of Restore is one of the threads.
+  std::unique_ptr<HostImageRestorer> restorer(
+      new HostImageRestorer(std::move(image), *std::move(mapping), shape));
   for (int i = 1; i < threads; ++i) {
     restorer->helpers_.emplace_back([r = restorer.get()] { r->HelperLoop(); });
   }
   return restorer;
 }
 
-ImageRestorer::~ImageRestorer() {
+HostImageRestorer::~HostImageRestorer() {
   {
     MutexLock lock(&mu_);
     stopping_ = true;
@@ -36,14 +35,12 @@ ImageRestorer::~ImageRestorer() {
   for (std::thread& helper : helpers_) helper.join();
 }
 
-absl::Status ImageRestorer::Restore(std::byte* base, absl::Span<const RegionIndex> slabs,
-                                    const std::function<bool(RegionIndex)>& wanted,
-                                    const std::function<void(RegionIndex)>& done) {
+absl::Status HostImageRestorer::Restore(std::byte* base, absl::Span<const RegionIndex> slabs,
+                                        const Progress& progress) {
   Job job;
   job.base = base;
   job.slabs = slabs;
-  job.wanted = &wanted;
-  job.done = &done;
+  job.progress = &progress;
   MutexLock lock(&mu_);
   job_ = &job;
   changed_.SignalAll();
@@ -53,7 +50,7 @@ absl::Status ImageRestorer::Restore(std::byte* base, absl::Span<const RegionInde
   return job.status;
 }
 
-void ImageRestorer::HelperLoop() {
+void HostImageRestorer::HelperLoop() {
   MutexLock lock(&mu_);
   while (!stopping_) {
     if (job_ != nullptr && job_->next < job_->slabs.size()) {
@@ -64,16 +61,16 @@ void ImageRestorer::HelperLoop() {
   }
 }
 
-void ImageRestorer::Work() {
+void HostImageRestorer::Work() {
   Job& job = *job_;
   ++job.working;
   while (job.next < job.slabs.size() && job.status.ok()) {
     const RegionIndex slab = job.slabs[job.next++];
     mu_.Unlock();
     absl::Status status;
-    if ((*job.wanted)(slab)) {
+    if (job.progress->wanted(slab)) {
       status = RestoreOne(job.base, slab);
-      if (status.ok()) (*job.done)(slab);
+      if (status.ok()) job.progress->done(slab);
     }
     mu_.Lock();
     if (!status.ok() && job.status.ok()) {
@@ -85,7 +82,7 @@ void ImageRestorer::Work() {
   changed_.SignalAll();
 }
 
-absl::Status ImageRestorer::RestoreOne(std::byte* base, RegionIndex slab) const {
+absl::Status HostImageRestorer::RestoreOne(std::byte* base, RegionIndex slab) const {
   if (slab.value() >= checksums_.size()) {
     return absl::InvalidArgumentError(
         absl::StrCat("slab ", slab.ToString(), " of an image of ", checksums_.size()));

@@ -1,0 +1,226 @@
+#include "tools/gpu_check/gpu_worker.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/time/clock.h"
+#include "common/cuda/context.h"
+#include "common/mutex.h"
+#include "common/slab_checksum.h"
+#include "worker/memory/cuda/cuda_memory.h"
+#include "worker/memory/grpc_memory_client.h"
+
+namespace palimpsest {
+namespace {
+
+using Words = std::vector<std::string>;
+constexpr absl::Duration kPatience = absl::Seconds(30);
+
+class GpuWorker {
+ public:
+  absl::StatusOr<std::string> Obey(const Words& words) {
+    const std::string& command = words[0];
+    uint32_t number = 0;
+    if (words.size() > 1) (void)absl::SimpleAtoi(words[1], &number);
+    if (command == "connect") return Connect(words);
+    if (command == "target") {
+      client_->SetKvTarget(static_cast<int32_t>(number), static_cast<int32_t>(number));
+      return "";
+    }
+    if (command == "await") return AwaitThat([&] { return kv_.size() == number; });
+    if (command == "fill") return Fill(number);
+    if (command == "holds") return Holds(number);
+    if (command == "release") {
+      client_->SetKvTarget(0, 0);
+      client_->ReleaseKv(kv_);
+      kv_.clear();
+      return "";
+    }
+    if (command == "activate") {
+      client_->RequestActivation(ActivationReason::kRequest);
+      return AwaitThat([&] { return client_->Mapped().parameters == client_->Mapped().image; });
+    }
+    if (command == "parameters") return Parameters();
+    if (command == "workspace") return Workspace();
+    if (command == "reattached") return AwaitThat([&] { return reattached_; });
+    return absl::UnimplementedError(command);
+  }
+
+ private:
+  absl::StatusOr<std::string> Connect(const Words& words) {
+    if (words.size() != 5) return absl::InvalidArgumentError("connect needs four words");
+    const auto driver = CudaDriver::Load();
+    if (!driver.ok()) return driver.status();
+    auto memory = CudaMemory::Open({.driver = *driver});
+    if (!memory.ok()) return memory.status();
+    memory_ = *std::move(memory);
+    if (absl::Status status = memory_->context()->MakeCurrent(); !status.ok()) return status;
+    auto stream = CudaStream::Create(memory_->context());
+    if (!stream.ok()) return stream.status();
+    stream_ = *std::move(stream);
+    GrpcMemoryClient::Options options;
+    options.connection.address = words[1];
+    options.connection.descriptor_socket = words[2];
+    options.connection.tenant = words[3];
+    options.connection.secret = words[4];
+    options.backend = memory_.get();
+    auto client = GrpcMemoryClient::Connect(std::move(options));
+    if (!client.ok()) return client.status();
+    client_ = *std::move(client);
+    client_->SetWakeup([this] {
+      MutexLock lock(&mu_);
+      woken_ = true;
+      changed_.SignalAll();
+    });
+    client_->SendReport({.active = true});
+    return absl::StrCat(client_->workspace_bytes().count());
+  }
+
+  void Take() {
+    for (const MemoryEvent& event : client_->TakeEvents()) {
+      if (const auto* mapped = std::get_if<KvMapped>(&event)) {
+        kv_.insert(kv_.end(), mapped->indexes.begin(), mapped->indexes.end());
+      } else if (const auto* parameters = std::get_if<ParametersRevoked>(&event)) {
+        client_->FinishParameterRevoke(parameters->id);
+      } else if (const auto* slabs = std::get_if<KvRevoked>(&event)) {
+        const size_t count = std::min<size_t>(kv_.size(), static_cast<size_t>(slabs->slabs));
+        client_->FinishKvRevoke(slabs->id, absl::MakeConstSpan(kv_).last(count));
+        kv_.resize(kv_.size() - count);
+      } else if (const auto* connected = std::get_if<BrokerConnected>(&event)) {
+        reattached_ = reattached_ || connected->reattached;
+      }
+    }
+  }
+
+  absl::StatusOr<std::string> AwaitThat(const std::function<bool()>& holds) {
+    const absl::Time deadline = absl::Now() + kPatience;
+    while (true) {
+      {
+        MutexLock lock(&mu_);
+        woken_ = false;
+      }
+      Take();
+      if (holds()) return "";
+      MutexLock lock(&mu_);
+      while (!woken_) {
+        // Restored slabs are counted without an event.
+        if (changed_.WaitWithTimeout(&mu_, absl::Milliseconds(2))) break;
+      }
+      if (absl::Now() > deadline) {
+        return absl::DeadlineExceededError(absl::StrCat("holds ", kv_.size(), " KV slabs"));
+      }
+    }
+  }
+
+  CUdeviceptr At(RegionIndex index) const {
+    return reinterpret_cast<CUdeviceptr>(client_->kv() +
+                                         (client_->slab_bytes() * index.value()).count());
+  }
+  size_t SlabSize() const { return static_cast<size_t>(client_->slab_bytes().count()); }
+
+  absl::StatusOr<std::string> Set(CUdeviceptr at, size_t bytes, uint32_t value) {
+    const CudaDriver& driver = memory_->context()->driver();
+    absl::Status status =
+        driver.Check(driver.cuMemsetD32Async(at, value, bytes / 4, stream_.get()), "filling");
+    if (!status.ok()) return status;
+    return "";
+  }
+
+  absl::StatusOr<std::vector<uint32_t>> Get(CUdeviceptr at, size_t bytes) {
+    std::vector<uint32_t> words(bytes / 4);
+    const CudaDriver& driver = memory_->context()->driver();
+    absl::Status status =
+        driver.Check(driver.cuMemcpyDtoHAsync(words.data(), at, bytes, stream_.get()), "reading");
+    if (status.ok()) status = stream_.Synchronize();
+    if (!status.ok()) return status;
+    return words;
+  }
+
+  absl::StatusOr<std::string> Fill(uint32_t value) {
+    for (const RegionIndex index : kv_) {
+      auto set = Set(At(index), SlabSize(), value);
+      if (!set.ok()) return set;
+    }
+    if (absl::Status status = stream_.Synchronize(); !status.ok()) return status;
+    return "";
+  }
+
+  absl::StatusOr<std::string> Holds(uint32_t value) {
+    for (const RegionIndex index : kv_) {
+      const auto words = Get(At(index), SlabSize());
+      if (!words.ok()) return words.status();
+      for (size_t i = 0; i < words->size(); ++i) {
+        if ((*words)[i] == value) continue;
+        return absl::StrCat("place ", index.ToString(), " word ", i, " is ", (*words)[i]);
+      }
+    }
+    return "yes";
+  }
+
+  absl::StatusOr<std::string> Parameters() {
+    const v1::ImageManifest& manifest = client_->manifest();
+    const auto at = reinterpret_cast<CUdeviceptr>(client_->parameters());
+    for (int i = 0; i < manifest.slab_checksums_size(); ++i) {
+      const auto words = Get(at + static_cast<size_t>(i) * SlabSize(), SlabSize());
+      if (!words.ok()) return words.status();
+      const absl::Span<const std::byte> bytes(reinterpret_cast<const std::byte*>(words->data()),
+                                              SlabSize());
+      if (SlabChecksum(bytes) != manifest.slab_checksums(i)) return absl::StrCat("not slab ", i);
+    }
+    return "yes";
+  }
+
+  absl::StatusOr<std::string> Workspace() {
+    const auto at = reinterpret_cast<CUdeviceptr>(client_->workspace());
+    const auto bytes = static_cast<size_t>(client_->workspace_bytes().count());
+    if (auto set = Set(at, bytes, 0xabcdef); !set.ok()) return set;
+    const auto words = Get(at, bytes);
+    if (!words.ok()) return words.status();
+    return std::all_of(words->begin(), words->end(), [](uint32_t w) { return w == 0xabcdef; })
+               ? "yes"
+               : "no";
+  }
+
+  std::unique_ptr<CudaMemory> memory_;
+  CudaStream stream_;
+  std::unique_ptr<GrpcMemoryClient> client_;
+  std::vector<RegionIndex> kv_;
+  bool reattached_ = false;
+
+  Mutex mu_;
+  CondVar changed_;
+  bool woken_ ABSL_GUARDED_BY(mu_) = false;
+};
+
+}  // namespace
+
+void RunGpuWorker() {
+  GpuWorker worker;
+  FILE* const commands = fdopen(3, "r");
+  FILE* const answers = fdopen(4, "w");
+  char line[4096];
+  while (commands != nullptr && answers != nullptr && fgets(line, sizeof line, commands)) {
+    std::string text(line);
+    if (!text.empty() && text.back() == '\n') text.pop_back();
+    const auto answer = worker.Obey(absl::StrSplit(text, ' '));
+    const std::string out =
+        answer.ok() ? absl::StrCat("ok ", *answer, "\n")
+                    : absl::StrCat("error ", absl::StatusCodeToString(answer.status().code()), " ",
+                                   answer.status().message(), "\n");
+    fputs(out.c_str(), answers);
+    fflush(answers);
+  }
+  // Without destructors, as if killed.
+  _exit(0);
+}
+
+}  // namespace palimpsest

@@ -1,0 +1,24 @@
+// A worker process for the checks of sessions on a GPU: a memory client over GPU memory and no
+// engine. One command a line on descriptor 3, one answer a line on descriptor 4 ("ok VALUE" or
+// "error CODE MESSAGE"), as WorkerProcess speaks.
+//   connect ADDRESS SOCKET TENANT SECRET   attaches, with its workspace
+//   target N      states the KV target
+//   await N       answers when N KV slabs are mapped
+//   fill V        writes V into every word of its KV slabs
+//   holds V       whether every word of its KV slabs is V: "yes" or where it is not
+//   release       gives all KV slabs back and wants none
+//   activate      answers when all parameters are restored
+//   parameters    whether they are the image's, by their checksums
+//   workspace     whether it can be written and read
+//   reattached    answers when the broker was lost and is back
+#ifndef PALIMPSEST_TOOLS_GPU_CHECK_GPU_WORKER_H_
+#define PALIMPSEST_TOOLS_GPU_CHECK_GPU_WORKER_H_
+
+namespace palimpsest {
+
+// Never returns before descriptor 3 ends; then the process is to end at once.
+void RunGpuWorker();
+
+}  // namespace palimpsest
+
+#endif  // PALIMPSEST_TOOLS_GPU_CHECK_GPU_WORKER_H_

@@ -1,0 +1,301 @@
+// Checks of one process on a GPU: what slabs cost, that the pool's and the workers' classes do on
+// the driver what their tests show on its double, and that checksums on the GPU are exact and
+// cheap.
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/time/clock.h"
+#include "broker/device/cuda_slab_device.h"
+#include "common/cuda/context.h"
+#include "common/cuda/virtual_memory.h"
+#include "common/mapping.h"
+#include "common/memory_file.h"
+#include "common/slab_checksum.h"
+#include "tools/gpu_check/check_report.h"
+#include "worker/memory/cuda/cuda_memory.h"
+#include "worker/memory/regions.h"
+
+namespace palimpsest {
+namespace {
+
+using Limit = CheckReport::Limit;
+
+constexpr Bytes kSlab = MiB(32);
+constexpr uint32_t kSlabs = 32;  // 1 GiB
+constexpr int kRounds = 7;
+
+double Microseconds(absl::Duration duration) { return absl::ToDoubleMicroseconds(duration); }
+double GigabytesPerSecond(Bytes bytes, absl::Duration duration) {
+  return static_cast<double>(bytes.count()) / 1e9 / absl::ToDoubleSeconds(duration);
+}
+
+absl::Duration Median(std::vector<absl::Duration> times) {
+  std::nth_element(times.begin(), times.begin() + times.size() / 2, times.end());
+  return times[times.size() / 2];
+}
+
+absl::Duration Timed(const std::function<void()>& work) {
+  const absl::Time start = absl::Now();
+  work();
+  return absl::Now() - start;
+}
+
+class SlabCheck {
+ public:
+  SlabCheck(const CudaDriver& driver, CudaContextPtr context, CheckReport& report)
+      : driver_(driver), context_(std::move(context)), report_(report) {}
+
+  // Prices of single calls, and of 1 GiB at once.
+  void Prices() {
+    std::vector<CudaAllocation> slabs;
+    std::vector<UniqueFd> descriptors;
+    std::vector<absl::Duration> create, exported, imported;
+    for (uint32_t i = 0; i < kSlabs; ++i) {
+      create.push_back(Timed([&] {
+        auto slab = CudaAllocation::Create(driver_, 0, kSlab);
+        if (report_.Expect("slabs.create", slab.status())) slabs.push_back(*std::move(slab));
+      }));
+      if (slabs.size() != i + 1) return;
+      exported.push_back(Timed([&] { descriptors.push_back(*slabs.back().Export()); }));
+    }
+    std::vector<CudaAllocation> imports;
+    for (const UniqueFd& descriptor : descriptors) {
+      imported.push_back(
+          Timed([&] { imports.push_back(*CudaAllocation::Import(driver_, 0, descriptor)); }));
+    }
+    report_.Measure("slabs.create", Microseconds(Median(create)), "us", Limit::kAtMost, 300);
+    report_.Inform("slabs.export", Microseconds(Median(exported)), "us");
+    report_.Inform("slabs.import", Microseconds(Median(imported)), "us");
+    auto range = CudaAddressRange::Reserve(driver_, 0, kSlab * (kSlabs + 2));
+    if (!report_.Expect("slabs.reserve", range.status())) return;
+    std::vector<absl::Duration> map, open, unmap;
+    for (int round = 0; round < kRounds; ++round) {
+      map.push_back(Timed([&] {
+        for (uint32_t i = 0; i < kSlabs; ++i) (void)range->Map(kSlab * i, kSlab, imports[i]);
+      }));
+      open.push_back(
+          Timed([&] { report_.Expect("slabs.open", range->Open(Bytes(0), kSlab * kSlabs)); }));
+      unmap.push_back(
+          Timed([&] { report_.Expect("slabs.unmap", range->Unmap(Bytes(0), kSlab * kSlabs)); }));
+    }
+    report_.Inform("slabs.map_1gib", Microseconds(Median(map)), "us", "32 slabs");
+    report_.Inform("slabs.open_1gib", Microseconds(Median(open)), "us", "one call for 32 slabs");
+    report_.Inform("slabs.unmap_1gib", Microseconds(Median(unmap)), "us", "one call");
+    // One memory at two addresses.
+    (void)range->Map(Bytes(0), kSlab, imports[0]);
+    (void)range->Map(kSlab, kSlab, imports[0]);
+    if (report_.Expect("slabs.alias", range->Open(Bytes(0), kSlab * 2))) {
+      Fill(range->base(), kSlab, 0x5a5a5a5a);
+      report_.Verify("slabs.alias", Holds(range->base() + static_cast<CUdeviceptr>(kSlab.count()),
+                                          kSlab, 0x5a5a5a5a));
+    }
+    (void)range->Unmap(Bytes(0), kSlab * 2);
+  }
+
+  // Everything that was created is free again.
+  void Accounting(const std::function<void()>& work) {
+    const Bytes before = context_->Memory()->free;
+    work();
+    const Bytes after = context_->Memory()->free;
+    report_.Verify("slabs.nothing_leaked", after >= before - MiB(4),
+                   absl::StrCat("free before ", before.ToString(), ", after ", after.ToString()));
+  }
+
+  void Pool() {
+    constexpr uint32_t kPool = 256;  // 8 GiB
+    auto device = CudaSlabDevice::Open({.driver = &driver_, .slabs = kPool, .slab_bytes = kSlab});
+    if (!report_.Expect("pool.open", device.status())) return;
+    std::vector<SlabId> all;
+    const absl::Duration created = Timed([&] {
+      for (uint32_t i = 0; i < kPool; ++i) {
+        report_.Expect("pool.create", (*device)->Create(SlabId(i)));
+        all.push_back(SlabId(i));
+      }
+    });
+    report_.Inform("pool.create_8gib", absl::ToDoubleMilliseconds(created), "ms",
+                   "created, exported, mapped, zeroed");
+    std::vector<absl::Duration> scrub, scrub_one_gib;
+    const std::vector<SlabId> one_gib(all.begin(), all.begin() + kSlabs);
+    for (int round = 0; round < kRounds; ++round) {
+      scrub.push_back(Timed([&] { report_.Expect("pool.scrub", (*device)->Scrub(all)); }));
+      scrub_one_gib.push_back(
+          Timed([&] { report_.Expect("pool.scrub", (*device)->Scrub(one_gib)); }));
+    }
+    report_.Measure("pool.scrub_rate", GigabytesPerSecond(kSlab * kPool, Median(scrub)), "GB/s",
+                    Limit::kAtLeast, 2400, "half of the HBM's 4.8 TB/s at least");
+    report_.Inform("pool.scrub_1gib", Microseconds(Median(scrub_one_gib)), "us");
+    // A worker's mapping sees the scrub; a retired slab is other memory.
+    auto worker = CudaAddressRange::Reserve(driver_, 0, kSlab);
+    auto import = CudaAllocation::Import(driver_, 0, *(*device)->Descriptor(SlabId(3)));
+    if (!report_.Expect("pool.import", import.status())) return;
+    (void)worker->Map(Bytes(0), kSlab, *import);
+    if (!report_.Expect("pool.import", worker->Open(Bytes(0), kSlab))) return;
+    Fill(worker->base(), kSlab, 0x11111111);
+    report_.Expect("pool.scrub", (*device)->Scrub({SlabId(3)}));
+    report_.Verify("pool.scrub_reaches_mapping", Holds(worker->base(), kSlab, 0));
+    Fill(worker->base(), kSlab, 0x22222222);
+    const absl::Duration retire =
+        Timed([&] { report_.Expect("pool.retire", (*device)->Retire(SlabId(3))); });
+    report_.Inform("pool.retire", Microseconds(retire), "us");
+    report_.Verify("pool.retired_memory_stays_with_the_liar",
+                   Holds(worker->base(), kSlab, 0x22222222));
+    (void)worker->Unmap(Bytes(0), kSlab);
+  }
+
+  // Restores a 2 GiB image and compares the rate with one plain copy of the same pages.
+  void Restore() {
+    constexpr uint32_t kImage = 64;
+    const Bytes size = kSlab * kImage;
+    UniqueFd writable(::memfd_create("image", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+    ImageShape shape{.slab_bytes = kSlab, .checksums = {}, .stages = {0, 8, 32}};
+    if (::ftruncate(writable.get(), size.count()) != 0) return report_.Verify("restore", false);
+    {
+      auto mapping = Mapping::Map(writable.get(), size, MapAccess::kReadWrite);
+      if (!report_.Expect("restore.image", mapping.status())) return;
+      std::mt19937_64 random(1);
+      auto* const words = reinterpret_cast<uint64_t*>(mapping->data());
+      for (size_t i = 0; i < mapping->size() / 8; ++i) words[i] = random();
+      for (uint32_t i = 0; i < kImage; ++i) {
+        shape.checksums.push_back(SlabChecksum(
+            {mapping->data() + (kSlab * i).count(), static_cast<size_t>(kSlab.count())}));
+      }
+    }
+    ::fcntl(writable.get(), F_ADD_SEALS, kImageSeals);
+    const std::string path = "/proc/self/fd/" + std::to_string(writable.get());
+    const UniqueFd image(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+
+    auto memory = CudaMemory::Open({.driver = &driver_});
+    if (!report_.Expect("restore.open", memory.status())) return;
+    std::vector<CudaAllocation> slabs;
+    std::vector<SlabRegion::Arrival> arrivals;
+    std::vector<RegionIndex> all;
+    for (uint32_t i = 0; i < kImage; ++i) {
+      slabs.push_back(*CudaAllocation::Create(driver_, 0, kSlab));
+      arrivals.push_back({SlabId(i), Epoch(1), 0, *slabs.back().Export()});
+      all.push_back(RegionIndex(i));
+    }
+    auto reserved = (*memory)->Reserve(kImage, kSlab);
+    if (!report_.Expect("restore.reserve", reserved.status())) return;
+    SlabRegion region(*reserved, 0, kImage, kSlab);
+    if (!report_.Expect("restore.map", region.Map(std::move(arrivals), all))) return;
+
+    absl::Duration plain, unverified, verified;
+    for (const bool verify : {false, true}) {
+      shape.verify = verify;
+      std::unique_ptr<ImageRestorer> restorer;
+      const absl::Duration opened = Timed([&] {
+        auto made = (*memory)->OpenImage(*image.Duplicate(), shape);
+        if (report_.Expect("restore.open_image", made.status())) restorer = *std::move(made);
+      });
+      if (restorer == nullptr) return;
+      if (!verify) {
+        report_.Inform("restore.register", absl::ToDoubleMilliseconds(opened) / 2, "ms/GiB",
+                       "mapping and registering the image");
+      }
+      std::vector<absl::Duration> times;
+      for (int round = 0; round < kRounds; ++round) {
+        times.push_back(Timed([&] {
+          report_.Expect("restore", restorer->Restore(region.base(), all, Everything()));
+        }));
+      }
+      (verify ? verified : unverified) = Median(times);
+      if (verify) {
+        // Bytes of the image, wrong checksum: must be found.
+        ImageShape lie = shape;
+        lie.checksums[17] ^= 1;
+        auto liar = (*memory)->OpenImage(*image.Duplicate(), lie);
+        report_.Verify(
+            "restore.wrong_checksum_is_found",
+            !liar.ok() || absl::IsDataLoss((*liar)->Restore(region.base(), all, Everything())));
+      }
+    }
+    plain = PlainCopy(image, region.base(), size);
+    const double link = GigabytesPerSecond(size, plain);
+    report_.Inform("restore.link", link, "GB/s", "one copy of 2 GiB from the registered image");
+    report_.Measure("restore.rate", GigabytesPerSecond(size, unverified), "GB/s", Limit::kAtLeast,
+                    0.95 * link);
+    report_.Measure("restore.rate_verified", GigabytesPerSecond(size, verified), "GB/s",
+                    Limit::kAtLeast, 0.95 * link);
+    report_.Measure("restore.checksum_cost", 100.0 * (verified / unverified - 1.0), "%",
+                    Limit::kAtMost, 5.0, "of the time of the copies");
+  }
+
+ private:
+  static ImageRestorer::Progress Everything() {
+    return {.wanted = [](RegionIndex) { return true; },
+            .queued = [](RegionIndex) {},
+            .done = [](RegionIndex) {}};
+  }
+
+  absl::Duration PlainCopy(const UniqueFd& image, std::byte* to, Bytes size) {
+    auto mapping = Mapping::Map(image.get(), size, MapAccess::kRead, MapPopulate::kYes);
+    auto stream = CudaStream::Create(context_);
+    if (!mapping.ok() || !stream.ok()) return absl::InfiniteDuration();
+    (void)driver_.cuMemHostRegister(mapping->data(), mapping->size(), CU_MEMHOSTREGISTER_READ_ONLY);
+    std::vector<absl::Duration> times;
+    for (int round = 0; round < kRounds; ++round) {
+      times.push_back(Timed([&] {
+        (void)driver_.cuMemcpyHtoDAsync(reinterpret_cast<CUdeviceptr>(to), mapping->data(),
+                                        mapping->size(), stream->get());
+        (void)stream->Synchronize();
+      }));
+    }
+    (void)driver_.cuMemHostUnregister(mapping->data());
+    return Median(times);
+  }
+
+  void Fill(CUdeviceptr at, Bytes size, unsigned value) {
+    auto stream = CudaStream::Create(context_);
+    (void)driver_.cuMemsetD32Async(at, value, static_cast<size_t>(size.count()) / 4, stream->get());
+    (void)stream->Synchronize();
+  }
+
+  bool Holds(CUdeviceptr at, Bytes size, unsigned value) {
+    std::vector<unsigned> seen(static_cast<size_t>(size.count()) / 4);
+    auto stream = CudaStream::Create(context_);
+    const CUresult copied =
+        driver_.cuMemcpyDtoHAsync(seen.data(), at, seen.size() * 4, stream->get());
+    (void)stream->Synchronize();
+    return copied == CUDA_SUCCESS &&
+           std::all_of(seen.begin(), seen.end(), [value](unsigned v) { return v == value; });
+  }
+
+  const CudaDriver& driver_;
+  const CudaContextPtr context_;
+  CheckReport& report_;
+};
+
+int Run() {
+  CheckReport report;
+  const auto driver = CudaDriver::Load();
+  if (!report.Expect("driver", driver.status())) return report.exit_status();
+  const auto context = CudaContext::Open(**driver, 0);
+  if (!report.Expect("context", context.status()) ||
+      !report.Expect("context", (*context)->MakeCurrent())) {
+    return report.exit_status();
+  }
+  SlabCheck check(**driver, *context, report);
+  // The driver keeps some memory from the first use on.
+  check.Prices();
+  check.Accounting([&] {
+    check.Prices();
+    check.Pool();
+  });
+  check.Restore();
+  return report.exit_status();
+}
+
+}  // namespace
+}  // namespace palimpsest
+
+int main() { return palimpsest::Run(); }

@@ -1,0 +1,253 @@
+// A broker with a pool of GPU memory and workers of two tenants, all in this process, over the test
+// double of the driver: everything that happens to slabs on a GPU but the GPU.
+#include <cstring>
+#include <memory>
+#include <string>
+
+#include "absl/strings/str_replace.h"
+#include "absl/time/clock.h"
+#include "broker/device/cuda_slab_device.h"
+#include "broker/server/broker_server.h"
+#include "broker/server/testing/test_node.h"
+#include "common/slab_checksum.h"
+#include "common/yaml_config.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "worker/memory/cuda/cuda_memory.h"
+#include "worker/memory/cuda/testing/fake_kernels.h"
+#include "worker/memory/grpc_memory_client.h"
+
+namespace palimpsest {
+namespace {
+
+constexpr Bytes kSlab = MiB(2);
+constexpr auto kSlabSize = static_cast<size_t>(kSlab.count());
+constexpr uint32_t kPool = 24;
+constexpr uint32_t kWorkspace = 2;
+
+absl::StatusOr<std::unique_ptr<SlabDevice>> FakePool(const CudaPool& pool) {
+  return CudaSlabDevice::Open({.driver = &FakeCudaDriver(),
+                               .gpu = pool.gpu,
+                               .slabs = pool.slabs,
+                               .slab_bytes = pool.slab_bytes,
+                               .generation = pool.generation});
+}
+
+// One tenant's client, and what a test wants to know of it.
+struct Tenant {
+  std::unique_ptr<CudaMemory> memory;
+  std::unique_ptr<GrpcMemoryClient> client;
+  std::vector<RegionIndex> kv;
+  int lost = 0;
+
+  void Take() {
+    for (const MemoryEvent& event : client->TakeEvents()) {
+      if (const auto* mapped = std::get_if<KvMapped>(&event)) {
+        kv.insert(kv.end(), mapped->indexes.begin(), mapped->indexes.end());
+      } else if (const auto* revoked = std::get_if<ParametersRevoked>(&event)) {
+        client->FinishParameterRevoke(revoked->id);
+      } else if (const auto* slabs = std::get_if<KvRevoked>(&event)) {
+        const size_t count = std::min<size_t>(kv.size(), slabs->slabs);
+        client->FinishKvRevoke(slabs->id, absl::MakeConstSpan(kv).last(count));
+        kv.resize(kv.size() - count);
+      } else if (std::holds_alternative<BrokerLost>(event)) {
+        ++lost;
+      }
+    }
+  }
+  char* at(RegionIndex index) {
+    return reinterpret_cast<char*>(client->kv()) + index.value() * kSlabSize;
+  }
+};
+
+class CudaSessionTest : public ::testing::TestWithParam<bool> {
+ protected:
+  CudaSessionTest() {
+    FakeCuda::Reset();
+    FakeCuda::SetMemory(kSlab * kPool + FakeCuda::InUse());
+    RegisterFakeKernels();
+    StartBroker();
+  }
+
+  void StartBroker() {
+    const std::string yaml = absl::StrReplaceAll(
+        node_.Config(kPool, "  min_residence: 10ms\n  residence_restores: 0\n",
+                     "    workspace: 4 MiB\n"),
+        {{"pool:\n", absl::StrCat("pool:\n  backend: cuda\n  slab_bytes: 2 MiB\n",
+                                  "  trusted_workers: ", GetParam() ? "true" : "false", "\n")}});
+    auto parsed = YamlConfig::Parse(yaml, "broker.yaml");
+    ASSERT_TRUE(parsed.ok()) << parsed.status();
+    auto config = ReadBrokerConfig(*parsed, "");
+    ASSERT_TRUE(config.ok()) << config.status();
+    auto server = BrokerServer::Start(
+        *config, [](const absl::Status& status) { FAIL() << "fatal: " << status; }, FakePool);
+    ASSERT_TRUE(server.ok()) << server.status();
+    server_ = *std::move(server);
+  }
+
+  void Connect(const std::string& name, Tenant& tenant) {
+    auto memory = CudaMemory::Open({.driver = &FakeCudaDriver()});
+    ASSERT_TRUE(memory.ok()) << memory.status();
+    tenant.memory = *std::move(memory);
+    GrpcMemoryClient::Options options;
+    options.connection.address = "unix:" + node_.control();
+    options.connection.descriptor_socket = node_.descriptors();
+    options.connection.tenant = name;
+    options.connection.secret = TestNode::Secret(name);
+    options.backend = tenant.memory.get();
+    options.min_backoff = absl::Milliseconds(1);
+    options.max_backoff = absl::Milliseconds(20);
+    auto client = GrpcMemoryClient::Connect(std::move(options));
+    ASSERT_TRUE(client.ok()) << client.status();
+    tenant.client = *std::move(client);
+  }
+
+  void Activate(Tenant& tenant) {
+    tenant.client->RequestActivation(ActivationReason::kRequest);
+    ASSERT_TRUE(Eventually([&] {
+      tenant.Take();
+      return tenant.client->Mapped().parameters == tenant.client->Mapped().image;
+    }));
+  }
+
+  void AwaitKv(Tenant& tenant, size_t slabs) {
+    tenant.client->SetKvTarget(static_cast<int32_t>(slabs), static_cast<int32_t>(slabs));
+    ASSERT_TRUE(Eventually([&] {
+      tenant.Take();
+      return tenant.kv.size() == slabs;
+    }));
+  }
+
+  bool ParametersAreTheImages(Tenant& tenant) {
+    const v1::ImageManifest& manifest = tenant.client->manifest();
+    for (int i = 0; i < manifest.slab_checksums_size(); ++i) {
+      const std::byte* slab = tenant.client->parameters() + i * kSlabSize;
+      if (SlabChecksum({slab, kSlabSize}) != manifest.slab_checksums(i)) return false;
+    }
+    return true;
+  }
+
+  static bool All(const char* data, char value) {
+    return std::all_of(data, data + kSlabSize, [value](char c) { return c == value; });
+  }
+
+  TestNode node_;
+  std::unique_ptr<BrokerServer> server_;
+};
+
+INSTANTIATE_TEST_SUITE_P(ScrubAndRetire, CudaSessionTest, ::testing::Bool());
+
+TEST_P(CudaSessionTest, WorkspaceParametersAndKvComeAndNothingIsLeftAfterwards) {
+  Tenant alpha;
+  Connect("alpha", alpha);
+  ASSERT_EQ(alpha.client->workspace_bytes(), kSlab * kWorkspace);
+  EXPECT_EQ(alpha.client->workspace(), alpha.client->kv() + kPool * kSlabSize);
+  std::memset(alpha.client->workspace(), 1, kWorkspace * kSlabSize);
+  Activate(alpha);
+  EXPECT_TRUE(ParametersAreTheImages(alpha));
+  EXPECT_TRUE(alpha.client->gate().CheckPassed().ok());
+  AwaitKv(alpha, 5);
+  for (const RegionIndex index : alpha.kv) {
+    EXPECT_TRUE(All(alpha.at(index), 0));
+    std::memset(alpha.at(index), 3, kSlabSize);
+  }
+  const v1::TenantMemory status = server_->broker().Status().tenants(0);
+  EXPECT_EQ(status.workspace_slabs(), kWorkspace);
+  EXPECT_EQ(status.kv_slabs(), 5u);
+  alpha.client->ReleaseKv(alpha.kv);
+  alpha.kv.clear();
+  AwaitKv(alpha, 5);
+  for (const RegionIndex index : alpha.kv) EXPECT_TRUE(All(alpha.at(index), 0));
+}
+
+TEST_P(CudaSessionTest, SlabsThatChangeTenantsShowNothingOfTheFirst) {
+  Tenant alpha, beta;
+  Connect("alpha", alpha);
+  Connect("beta", beta);
+  // Back and forth, so that kept memory is mapped again.
+  for (int round = 0; round < 4; ++round) {
+    Tenant& owner = round % 2 == 0 ? alpha : beta;
+    // Room for its parameters and its workspace stays within its quota.
+    AwaitKv(owner, kPool - kWorkspace - TestNode::kImageSlabs);
+    for (const RegionIndex index : owner.kv) {
+      ASSERT_TRUE(All(owner.at(index), 0)) << "round " << round;
+      std::memset(owner.at(index), 17 + round, kSlabSize);
+    }
+    owner.client->SetKvTarget(0, 0);
+    owner.client->ReleaseKv(owner.kv);
+    owner.kv.clear();
+  }
+}
+
+TEST_P(CudaSessionTest, BrokerRestartKeepsContentAndBringsEverySlabBack) {
+  Tenant alpha;
+  Connect("alpha", alpha);
+  Activate(alpha);
+  AwaitKv(alpha, 6);
+  for (const RegionIndex index : alpha.kv) std::memset(alpha.at(index), 5, kSlabSize);
+  std::memset(alpha.client->workspace(), 6, kWorkspace * kSlabSize);
+  // Two that the worker keeps at most, and the broker does not know of after its restart.
+  alpha.client->SetKvTarget(4, 4);
+  alpha.client->ReleaseKv(absl::MakeConstSpan(alpha.kv).last(2));
+  alpha.kv.resize(4);
+  ASSERT_TRUE(Eventually([&] { return server_->broker().Status().tenants(0).kv_slabs() == 4; }));
+  server_->Shutdown();
+  server_.reset();
+  ASSERT_TRUE(Eventually([&] {
+    alpha.Take();
+    return alpha.lost == 1;
+  }));
+  StartBroker();
+  ASSERT_TRUE(Eventually([&] { return server_->broker().Status().tenants(0).attached(); }));
+  for (const RegionIndex index : alpha.kv) EXPECT_TRUE(All(alpha.at(index), 5));
+  EXPECT_EQ(reinterpret_cast<char*>(alpha.client->workspace())[5], 6);
+  EXPECT_TRUE(ParametersAreTheImages(alpha));
+  const v1::TenantMemory status = server_->broker().Status().tenants(0);
+  EXPECT_EQ(status.kv_slabs(), 4u);
+  EXPECT_EQ(status.workspace_slabs(), kWorkspace);
+  EXPECT_EQ(status.parameter_slabs(), status.image_slabs());
+  EXPECT_TRUE(server_->broker().CheckConsistency().ok());
+  // The pool is whole: another may have everything else.
+  Tenant beta;
+  Connect("beta", beta);
+  AwaitKv(beta, kPool - 2 * kWorkspace - 4 - status.image_slabs());
+  for (const RegionIndex index : beta.kv) EXPECT_TRUE(All(beta.at(index), 0));
+}
+
+TEST_P(CudaSessionTest, ParametersLeaveForKvAndComeBack) {
+  Tenant alpha, beta;
+  Connect("alpha", alpha);
+  Connect("beta", beta);
+  Activate(alpha);
+  alpha.client->SendReport({.active = false});
+  absl::SleepFor(absl::Milliseconds(20));
+  beta.client->SendReport({.active = true});
+  constexpr int kMost = kPool - kWorkspace - TestNode::kImageSlabs;
+  beta.client->SetKvTarget(kMost, kMost);
+  ASSERT_TRUE(Eventually([&] {
+    alpha.Take();
+    beta.Take();
+    return beta.kv.size() == kMost;
+  }));
+  EXPECT_EQ(alpha.client->Mapped().parameters, kPool - 2 * kWorkspace - kMost);
+  for (const RegionIndex index : beta.kv) ASSERT_TRUE(All(beta.at(index), 0));
+  beta.client->SetKvTarget(0, 0);
+  beta.client->ReleaseKv(beta.kv);
+  beta.kv.clear();
+  Activate(alpha);
+  EXPECT_TRUE(ParametersAreTheImages(alpha));
+}
+
+TEST_P(CudaSessionTest, HostWorkersAreRefused) {
+  GrpcMemoryClient::Options options;
+  options.connection.address = "unix:" + node_.control();
+  options.connection.descriptor_socket = node_.descriptors();
+  options.connection.tenant = "alpha";
+  options.connection.secret = TestNode::Secret("alpha");
+  const absl::Status status = GrpcMemoryClient::Connect(std::move(options)).status();
+  EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
+  EXPECT_THAT(std::string(status.message()), ::testing::HasSubstr("engine.device"));
+}
+
+}  // namespace
+}  // namespace palimpsest
