@@ -17,8 +17,7 @@ absl::StatusOr<std::unique_ptr<CudaSlabDevice>> CudaSlabDevice::Open(const Optio
   const CudaDriver& driver = *options.driver;
   absl::Status status = ReserveDescriptors(uint64_t{options.slabs} * 2 + options.other_descriptors);
   if (!status.ok()) return status;
-  absl::StatusOr<CudaContextPtr> context =
-      CudaContext::Open(driver, options.gpu, /*blocking_waits=*/true);
+  absl::StatusOr<CudaContextPtr> context = CudaContext::Open(driver, options.gpu);
   if (!context.ok()) return context.status();
   if (status = (*context)->MakeCurrent(); !status.ok()) return status;
   absl::StatusOr<Bytes> granularity = CudaAllocation::Granularity(driver, options.gpu);

@@ -13,7 +13,8 @@ namespace palimpsest {
 namespace {
 
 constexpr size_t kRetireBatch = 16;
-constexpr size_t kScrubBatch = 256;
+// Little enough that the next owner maps some slabs while the rest is scrubbed.
+constexpr Bytes kScrubBatch = MiB(256);
 constexpr absl::Duration kMemoryPause = absl::Milliseconds(50);
 
 ProcessIdentity IdentityOf(const journal::SessionOpened& session) {
@@ -130,9 +131,11 @@ absl::Status Broker::Start() {
   if (!watcher.ok()) return watcher.status();
   watcher_ = std::move(*watcher);
   cleaner_ = std::make_unique<SlabCleaner>(
-      SlabCleaner::Options{
-          .threads = options_.cleaner_threads,
-          .batch = options_.cleaning == Options::Cleaning::kScrub ? kScrubBatch : kRetireBatch},
+      SlabCleaner::Options{.threads = options_.cleaner_threads,
+                           .batch = options_.cleaning == Options::Cleaning::kScrub
+                                        ? static_cast<size_t>(std::max<int64_t>(
+                                              kScrubBatch / options_.slab_bytes, 1))
+                                        : kRetireBatch},
       [this](absl::Span<const SlabId> slabs) { return CleanSlabMemory(slabs); },
       [this](absl::Span<const SlabId> slabs) { SlabsClean(slabs); });
   for (const std::shared_ptr<const ProcessHandle>& process : processes) {

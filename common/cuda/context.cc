@@ -5,8 +5,7 @@
 namespace palimpsest {
 
 absl::StatusOr<std::shared_ptr<const CudaContext>> CudaContext::Open(const CudaDriver& driver,
-                                                                     int ordinal,
-                                                                     bool blocking_waits) {
+                                                                     int ordinal) {
   const std::string what = absl::StrCat("opening GPU ", ordinal);
   CUdevice device = 0;
   absl::Status status = driver.Check(driver.cuDeviceGet(&device, ordinal), what);
@@ -14,10 +13,6 @@ absl::StatusOr<std::shared_ptr<const CudaContext>> CudaContext::Open(const CudaD
   char name[128] = "";
   status = driver.Check(driver.cuDeviceGetName(name, sizeof name, device), what);
   if (!status.ok()) return status;
-  if (blocking_waits) {
-    // Refused by older drivers when the context is active already; then it stays as it is.
-    (void)driver.cuDevicePrimaryCtxSetFlags(device, CU_CTX_SCHED_BLOCKING_SYNC);
-  }
   std::shared_ptr<CudaContext> context(new CudaContext(driver, ordinal, device, name));
   status = driver.Check(driver.cuDevicePrimaryCtxRetain(&context->context_, device), what);
   if (!status.ok()) return status;

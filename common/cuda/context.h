@@ -24,12 +24,9 @@ class CudaContext {
     Bytes total;
   };
 
-  // Retains the primary context of GPU `ordinal`. Waiting threads of this process sleep instead of
-  // spinning if `blocking_waits`, which counts only for whoever is first. FailedPrecondition for a
-  // GPU that is not there.
+  // Retains the primary context of GPU `ordinal`. FailedPrecondition for a GPU that is not there.
   static absl::StatusOr<std::shared_ptr<const CudaContext>> Open(const CudaDriver& driver,
-                                                                 int ordinal,
-                                                                 bool blocking_waits = false);
+                                                                 int ordinal);
   ~CudaContext();
   CudaContext(const CudaContext&) = delete;
   CudaContext& operator=(const CudaContext&) = delete;

@@ -32,7 +32,6 @@ namespace palimpsest {
   F(cuDeviceTotalMem)                       \
   F(cuDevicePrimaryCtxRetain)               \
   F(cuDevicePrimaryCtxRelease)              \
-  F(cuDevicePrimaryCtxSetFlags)             \
   F(cuCtxSetCurrent)                        \
   F(cuCtxGetCurrent)                        \
   F(cuMemGetInfo)                           \

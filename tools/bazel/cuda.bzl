@@ -39,6 +39,7 @@ def cuda_fatbin(name, src, hdrs = [], symbol = None, visibility = None):
         name = name + "_fatbin",
         srcs = [src] + hdrs,
         outs = [name + ".h", name + ".cc"],
+        tags = ["generated_header"],
         cmd = "{root}/bin/nvcc -std=c++17 -O3 -I. {architectures} -fatbin -o $(@D)/{name}.fatbin $(location {src}) && ".format(
                   root = CUDA_ROOT,
                   architectures = architectures,

@@ -36,14 +36,18 @@ class GpuWorker {
       client_->SetKvTarget(static_cast<int32_t>(number), static_cast<int32_t>(number));
       return "";
     }
-    if (command == "await") return AwaitThat([&] { return kv_.size() == number; });
+    if (command == "await") {
+      auto answer = AwaitThat([&] { return kv_.size() == number; });
+      return answer.ok() ? absl::StrCat(absl::ToUnixMicros(absl::Now())) : answer;
+    }
     if (command == "fill") return Fill(number);
     if (command == "holds") return Holds(number);
     if (command == "release") {
+      const absl::Time start = absl::Now();
       client_->SetKvTarget(0, 0);
       client_->ReleaseKv(kv_);
       kv_.clear();
-      return "";
+      return absl::StrCat(absl::ToUnixMicros(start));
     }
     if (command == "activate") {
       client_->RequestActivation(ActivationReason::kRequest);

@@ -3,10 +3,11 @@
 // "error CODE MESSAGE"), as WorkerProcess speaks.
 //   connect ADDRESS SOCKET TENANT SECRET   attaches, with its workspace
 //   target N      states the KV target
-//   await N       answers when N KV slabs are mapped
+//   await N       answers when N KV slabs are mapped, with the time (see `release`)
 //   fill V        writes V into every word of its KV slabs
 //   holds V       whether every word of its KV slabs is V: "yes" or where it is not
-//   release       gives all KV slabs back and wants none
+//   release       gives all KV slabs back and wants none; answers the time at which it began, in
+//                 microseconds since the epoch
 //   activate      answers when all parameters are restored
 //   parameters    whether they are the image's, by their checksums
 //   workspace     whether it can be written and read

@@ -194,6 +194,8 @@ class GrpcMemoryClient : public MemoryClient {
   absl::StatusOr<std::vector<SlabRegion::Arrival>> Fetch(const v1::Grant& grant);
   absl::StatusOr<std::vector<RegionIndex>> Map(const v1::Grant& grant,
                                                std::vector<SlabRegion::Arrival> slabs);
+  // Which slabs were there; none if that failed, which is logged.
+  std::vector<SlabId> UnmapKv(absl::Span<const RegionIndex> indexes);
   void Restore(const RestoreTask& task);
   void SendMapped(uint64_t session_epoch, GrantId grant, absl::Duration map_time,
                   absl::Duration restore_time) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

@@ -10,6 +10,10 @@
 namespace palimpsest {
 namespace {
 
+// Slabs that are given back unasked go in parts, so that the broker cleans some while others are
+// unmapped.
+constexpr Bytes kGiveBack = MiB(256);
+
 // `histogram` may be null.
 void Observe(prometheus::Histogram* histogram, absl::Duration duration) {
   if (histogram != nullptr) histogram->Observe(absl::ToDoubleSeconds(duration));
@@ -99,22 +103,32 @@ absl::StatusOr<std::vector<RegionIndex>> GrpcMemoryClient::Map(
 }
 
 void GrpcMemoryClient::Perform(GiveKv& task) {
-  v1::WorkerMessage message;
-  auto& slab_ids = task.revoke.has_value() ? *message.mutable_revoke_done()->mutable_slab_ids()
-                                           : *message.mutable_release_kv()->mutable_slab_ids();
-  const absl::StatusOr<std::vector<SlabId>> slabs = kv_->Unmap(task.indexes);
-  if (slabs.ok()) {
-    for (const SlabId slab : *slabs) slab_ids.Add(slab.value());
-  } else {
-    Log(LogLevel::kError, "KV slabs cannot be given back", {{"status", slabs.status()}});
-  }
   if (task.revoke.has_value()) {
-    message.mutable_revoke_done()->set_revoke_id(task.revoke->value());
-  } else if (slab_ids.empty()) {
-    return;
+    v1::WorkerMessage message;
+    v1::RevokeDone& done = *message.mutable_revoke_done();
+    done.set_revoke_id(task.revoke->value());
+    for (const SlabId slab : UnmapKv(task.indexes)) done.add_slab_ids(slab.value());
+    MutexLock lock(&mu_);
+    return Send(std::move(message));
   }
-  MutexLock lock(&mu_);
-  Send(std::move(message));
+  const auto part = static_cast<size_t>(std::max<int64_t>(kGiveBack / slab_bytes_, 1));
+  for (auto rest = absl::MakeConstSpan(task.indexes); !rest.empty();) {
+    const auto indexes = rest.subspan(0, part);
+    rest.remove_prefix(indexes.size());
+    v1::WorkerMessage message;
+    v1::ReleaseKv& release = *message.mutable_release_kv();
+    for (const SlabId slab : UnmapKv(indexes)) release.add_slab_ids(slab.value());
+    if (release.slab_ids().empty()) continue;
+    MutexLock lock(&mu_);
+    Send(std::move(message));
+  }
+}
+
+std::vector<SlabId> GrpcMemoryClient::UnmapKv(absl::Span<const RegionIndex> indexes) {
+  absl::StatusOr<std::vector<SlabId>> slabs = kv_->Unmap(indexes);
+  if (slabs.ok()) return *std::move(slabs);
+  Log(LogLevel::kError, "KV slabs cannot be given back", {{"status", slabs.status()}});
+  return {};
 }
 
 void GrpcMemoryClient::Perform(GiveParameters& task) {

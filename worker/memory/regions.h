@@ -47,7 +47,11 @@ class SlabRegion {
   // Places first .. first + places of `memory` are this region's places from 0.
   SlabRegion(std::shared_ptr<RegionMemory> memory, uint32_t first, uint32_t places,
              Bytes slab_bytes)
-      : memory_(std::move(memory)), first_(first), slab_bytes_(slab_bytes), places_(places) {}
+      : memory_(std::move(memory)),
+        first_(first),
+        count_(places),
+        slab_bytes_(slab_bytes),
+        places_(places) {}
   // Unmaps what is left.
   ~SlabRegion();
 
@@ -71,7 +75,7 @@ class SlabRegion {
   bool Contains(RegionIndex index) const { return index.value() < places(); }
   bool IsMapped(RegionIndex index) const;
 
-  uint32_t places() const { return static_cast<uint32_t>(places_.size()); }
+  uint32_t places() const { return count_; }
   Bytes slab_bytes() const { return slab_bytes_; }
   std::byte* base() const { return memory_->base() + (slab_bytes_ * first_).count(); }
   std::byte* at(RegionIndex index) const { return base() + (slab_bytes_ * index.value()).count(); }
@@ -87,10 +91,11 @@ class SlabRegion {
 
   const std::shared_ptr<RegionMemory> memory_;
   const uint32_t first_;
+  const uint32_t count_;
   const Bytes slab_bytes_;
 
   mutable Mutex mu_;
-  std::vector<Place> places_;  // their number is constant, their content guarded by mu_
+  std::vector<Place> places_ ABSL_GUARDED_BY(mu_);
   int32_t mapped_ ABSL_GUARDED_BY(mu_) = 0;
 };
 

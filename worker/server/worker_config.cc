@@ -10,6 +10,10 @@ void ReadEngine(ConfigReader engine, WorkerConfig& config) {
                                  int64_t fallback) {
     return static_cast<int32_t>(engine.Int(key, min, max, fallback));
   };
+  using Device = WorkerConfig::Device;
+  config.device = engine.Choice<Device>("device", {{"cpu", Device::kCpu}, {"cuda", Device::kCuda}},
+                                        Device::kCpu);
+  config.gpu = integer("gpu", 0, 63, 0);
   config.threads = integer("threads", 0, 1024, 0);
   config.restore_threads = integer("restore_threads", 1, 256, 2);
   config.verify_parameters = engine.Bool("verify_parameters", true);

@@ -37,6 +37,10 @@ struct WorkerConfig {
   absl::Duration drain_timeout;
   LogLevel log_level = LogLevel::kInfo;
 
+  // Where the model is computed, which is where the broker's slabs are; and on which GPU.
+  enum class Device { kCpu, kCuda };
+  Device device = Device::kCpu;
+  int32_t gpu = 0;
   // Compute threads; 0: one per CPU.
   int32_t threads = 0;
   // Threads that copy parameters back, and whether the copies are compared with the checksums.

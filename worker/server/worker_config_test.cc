@@ -67,6 +67,8 @@ TEST(WorkerConfig, ErrorsNameLineAndReason) {
   expect("engine: {kv_low_water_slabs: 9, kv_high_water_slabs: 3}", "kv_low_water_slabs (9)");
   expect("engine: {queue_capacity: 0}", "queue_capacity");
   expect("engine: {thread: 2}", "thread");
+  expect("engine: {device: tpu}", "device");
+  expect("engine: {gpu: -1}", "gpu");
   expect("drain_timeout: -1s", "drain_timeout");
   expect("log: {level: loud}", "level");
   const auto empty = Read("{}");

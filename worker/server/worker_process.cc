@@ -9,6 +9,7 @@
 #include "common/log.h"
 #include "worker/compute/cpu/cpu_runner.h"
 #include "worker/compute/cpu/host_block_copier.h"
+#include "worker/memory/cuda_backend.h"
 #include "worker/model/image_layout.h"
 #include "worker/model/manifest.h"
 
@@ -30,8 +31,15 @@ class OutputTokenBytes final : public TokenBytes {
   const Tokenizer* const tokenizer_;
 };
 
-absl::Status CheckImage(const v1::ImageManifest& manifest, const ModelConfig& model) {
-  const auto layout = LayOutImage(model, Bytes(static_cast<int64_t>(manifest.slab_bytes())));
+WeightFormat FormatOf(const WorkerConfig& config) {
+  return config.device == WorkerConfig::Device::kCuda ? WeightFormat::kRowMajor
+                                                      : WeightFormat::kCpuPanels;
+}
+
+absl::Status CheckImage(const v1::ImageManifest& manifest, const ModelConfig& model,
+                        WeightFormat format) {
+  const auto layout =
+      LayOutImage(model, Bytes(static_cast<int64_t>(manifest.slab_bytes())), format);
   if (!layout.ok()) return layout.status();
   return CheckManifest(manifest, model, *layout);
 }
@@ -89,8 +97,14 @@ absl::Status WorkerProcess::Attach(std::function<void(const absl::Status&)> on_f
     options.connection.secret = *std::move(secret);
   }
   options.check_manifest = [this](const v1::ImageManifest& manifest) {
-    return CheckImage(manifest, model_);
+    return CheckImage(manifest, model_, FormatOf(config_));
   };
+  if (config_.device == WorkerConfig::Device::kCuda) {
+    auto backend = OpenCudaMemory(config_.gpu);
+    if (!backend.ok()) return backend.status();
+    backend_ = *std::move(backend);
+    options.backend = backend_.get();
+  }
   options.restore_threads = config_.restore_threads;
   options.verify_parameters = config_.verify_parameters;
   options.on_fatal = std::move(on_fatal);
@@ -147,7 +161,12 @@ absl::StatusOr<EngineOptions> WorkerProcess::MakeEngineOptions() const {
 absl::Status WorkerProcess::StartEngine() {
   auto options = MakeEngineOptions();
   if (!options.ok()) return options.status();
-  const auto layout = LayOutImage(model_, memory_->slab_bytes());
+  if (config_.device == WorkerConfig::Device::kCuda) {
+    return absl::FailedPreconditionError(
+        "engine.device is cuda, but this program computes on the CPU alone: set it to cpu, and "
+        "pool.backend of the broker to host");
+  }
+  const auto layout = LayOutImage(model_, memory_->slab_bytes(), FormatOf(config_));
   if (!layout.ok()) return layout.status();
   const ModelMemory memory{memory_->parameters(), memory_->kv(),
                            options->scheduler.geometry.block_bytes};

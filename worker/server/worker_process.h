@@ -18,6 +18,7 @@
 #include "worker/core/model_runner.h"
 #include "worker/core/token_bytes.h"
 #include "worker/memory/grpc_memory_client.h"
+#include "worker/memory/region_memory.h"
 #include "worker/model/model_config.h"
 #include "worker/server/engine.h"
 #include "worker/server/engine_metrics.h"
@@ -59,6 +60,7 @@ class WorkerProcess {
   ModelConfig model_;
   std::unique_ptr<Tokenizer> tokenizer_;
   std::unique_ptr<TokenBytes> token_bytes_;
+  std::unique_ptr<MemoryBackend> backend_;  // null: the host's
   std::unique_ptr<GrpcMemoryClient> memory_;
   std::unique_ptr<ModelRunner> runner_;
   std::unique_ptr<BlockCopier> copier_;

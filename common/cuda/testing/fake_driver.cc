@@ -142,7 +142,6 @@ CUresult PrimaryCtxRetain(CUcontext* context, CUdevice) {
   return CUDA_SUCCESS;
 }
 CUresult PrimaryCtxRelease(CUdevice) { return CUDA_SUCCESS; }
-CUresult PrimaryCtxSetFlags(CUdevice, unsigned) { return CUDA_SUCCESS; }
 CUresult CtxSetCurrent(CUcontext context) {
   current_context = context;
   return CUDA_SUCCESS;
@@ -494,7 +493,6 @@ CudaDriver MakeTable() {
   t.cuDeviceTotalMem = DeviceTotalMem;
   t.cuDevicePrimaryCtxRetain = PrimaryCtxRetain;
   t.cuDevicePrimaryCtxRelease = PrimaryCtxRelease;
-  t.cuDevicePrimaryCtxSetFlags = PrimaryCtxSetFlags;
   t.cuCtxSetCurrent = CtxSetCurrent;
   t.cuCtxGetCurrent = CtxGetCurrent;
   t.cuMemGetInfo = MemGetInfo;
