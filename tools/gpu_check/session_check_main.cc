@@ -150,7 +150,8 @@ class SessionCheck {
   std::string PartsSince(absl::Time start) {
     const double begin = absl::ToDoubleSeconds(start - absl::UnixEpoch());
     double received = 0, scrubbed_first = 0, scrubbed_last = 0, mapped = 0;
-    for (const v1::Transfer& transfer : server_->broker().Status().transfers()) {
+    const v1::GetStatusResponse status = server_->broker().Status();
+    for (const v1::Transfer& transfer : status.transfers()) {
       const double at = transfer.finished_at() - begin;
       if (at < 0) continue;
       if (transfer.kind() == v1::Transfer::KIND_SCRUB) {
