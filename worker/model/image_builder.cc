@@ -12,6 +12,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "worker/compute/cpu/packing.h"
+#include "worker/model/dummy_weights.h"
+#include "worker/model/tensor_plan.h"
 
 namespace palimpsest {
 namespace {
@@ -19,88 +21,6 @@ namespace {
 // Rows are read in pieces of about this size.
 constexpr int64_t kPieceElements = int64_t{1} << 20;
 constexpr size_t kMaxNamed = 8;
-
-// One source tensor and the place of its rows (or, for a vector, its elements) in the image.
-struct Fill {
-  std::string tensor;
-  Bytes target;             // start of the placement that the tensor is a part of
-  int64_t target_rows = 0;  // rows of that placement
-  int64_t first_row = 0;    // where this tensor's rows begin in it
-  int64_t rows = 0;
-  int64_t cols = 0;  // 0: a vector
-
-  std::vector<int64_t> Shape() const {
-    return cols == 0 ? std::vector<int64_t>{rows} : std::vector<int64_t>{rows, cols};
-  }
-  Bytes SourceBytes() const { return Bytes(rows * std::max<int64_t>(cols, 1) * 2); }
-};
-
-// Tensors that share one placement, in order of their rows.
-class FillList {
- public:
-  struct Part {
-    std::string tensor;
-    int64_t rows;
-  };
-
-  void Matrix(const MatrixPlacement& to, const std::vector<Part>& parts) {
-    Add(to.offset, to.rows, to.cols, parts);
-  }
-  void Vector(const VectorPlacement& to, const std::vector<Part>& parts) {
-    if (to.size > 0) Add(to.offset, to.size, 0, parts);
-  }
-
-  std::vector<Fill> Take() && { return std::move(fills_); }
-
- private:
-  void Add(Bytes target, int64_t target_rows, int64_t cols, const std::vector<Part>& parts) {
-    int64_t row = 0;
-    for (const Part& part : parts) {
-      fills_.push_back({part.tensor, target, target_rows, row, part.rows, cols});
-      row += part.rows;
-    }
-    assert(row == target_rows);
-  }
-
-  std::vector<Fill> fills_;
-};
-
-void AddLayer(const ModelConfig& config, int32_t index, const LayerPlacement& to, FillList& fills) {
-  const std::string prefix = absl::StrCat("model.layers.", index, ".");
-  const std::string attention = prefix + "self_attn.";
-  const std::string mlp = prefix + "mlp.";
-  const int64_t hidden = config.hidden_size;
-  const int64_t inner = config.intermediate_size;
-  const int64_t q = int64_t{config.num_heads} * config.head_dim;
-  const int64_t kv = int64_t{config.num_kv_heads} * config.head_dim;
-  fills.Vector(to.attention_norm, {{prefix + "input_layernorm.weight", hidden}});
-  fills.Matrix(to.qkv, {{attention + "q_proj.weight", q},
-                        {attention + "k_proj.weight", kv},
-                        {attention + "v_proj.weight", kv}});
-  fills.Vector(to.qkv_bias, {{attention + "q_proj.bias", q},
-                             {attention + "k_proj.bias", kv},
-                             {attention + "v_proj.bias", kv}});
-  fills.Matrix(to.o, {{attention + "o_proj.weight", hidden}});
-  fills.Vector(to.o_bias, {{attention + "o_proj.bias", hidden}});
-  fills.Vector(to.mlp_norm, {{prefix + "post_attention_layernorm.weight", hidden}});
-  fills.Matrix(to.gate_up, {{mlp + "gate_proj.weight", inner}, {mlp + "up_proj.weight", inner}});
-  fills.Vector(to.gate_up_bias, {{mlp + "gate_proj.bias", inner}, {mlp + "up_proj.bias", inner}});
-  fills.Matrix(to.down, {{mlp + "down_proj.weight", hidden}});
-  fills.Vector(to.down_bias, {{mlp + "down_proj.bias", hidden}});
-}
-
-std::vector<Fill> AllFills(const ModelConfig& config, const ImageLayout& layout) {
-  FillList fills;
-  fills.Matrix(layout.embed, {{"model.embed_tokens.weight", config.vocab_size}});
-  for (int32_t i = 0; i < config.num_layers; ++i) {
-    AddLayer(config, i, layout.layers[static_cast<size_t>(i)], fills);
-  }
-  fills.Vector(layout.final_norm, {{"model.norm.weight", config.hidden_size}});
-  if (!config.tie_word_embeddings) {
-    fills.Matrix(layout.lm_head, {{"lm_head.weight", config.vocab_size}});
-  }
-  return std::move(fills).Take();
-}
 
 bool IsDerived(absl::string_view name, const ModelConfig& config) {
   return absl::EndsWith(name, ".rotary_emb.inv_freq") ||
@@ -117,27 +37,39 @@ absl::Status NamesError(absl::string_view problem, std::vector<std::string> name
                    all > kMaxNamed ? absl::StrCat(" and ", all - kMaxNamed, " more") : ""));
 }
 
-absl::Status CheckFills(const Checkpoint& checkpoint, const ModelConfig& config,
-                        const std::vector<Fill>& fills) {
+// A checkpoint of the bare model lacks the "model." that its names have within the whole one.
+TensorMap::const_iterator Find(const Checkpoint& checkpoint, const std::string& name) {
+  constexpr absl::string_view kBase = "model.";
+  const auto found = checkpoint.tensors().find(name);
+  if (found != checkpoint.tensors().end() || !absl::StartsWith(name, kBase)) return found;
+  return checkpoint.tensors().find(name.substr(kBase.size()));
+}
+
+absl::Status CheckTensor(const TensorPiece& piece, const TensorInfo& tensor) {
+  if (tensor.shape != piece.shape) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "tensor ", piece.tensor, ": expected shape [", absl::StrJoin(piece.shape, ", "),
+        "] as in config.json, got [", absl::StrJoin(tensor.shape, ", "), "]"));
+  }
+  if (tensor.dtype != "BF16" && tensor.dtype != "F16" && tensor.dtype != "F32") {
+    return absl::InvalidArgumentError(
+        absl::StrCat("tensor ", piece.tensor, ": expected BF16, F16 or F32, got ", tensor.dtype));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckPieces(const Checkpoint& checkpoint, const ModelConfig& config,
+                         const std::vector<TensorPiece>& pieces) {
   absl::flat_hash_set<absl::string_view> wanted;
   std::vector<std::string> missing;
-  for (const Fill& fill : fills) {
-    wanted.insert(fill.tensor);
-    const auto found = checkpoint.tensors().find(fill.tensor);
+  for (const TensorPiece& piece : pieces) {
+    const auto found = Find(checkpoint, piece.tensor);
     if (found == checkpoint.tensors().end()) {
-      missing.push_back(fill.tensor);
+      if (missing.empty() || missing.back() != piece.tensor) missing.push_back(piece.tensor);
       continue;
     }
-    const TensorInfo& tensor = found->second;
-    if (tensor.shape != fill.Shape()) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "tensor ", fill.tensor, ": expected shape [", absl::StrJoin(fill.Shape(), ", "),
-          "] as in config.json, got [", absl::StrJoin(tensor.shape, ", "), "]"));
-    }
-    if (tensor.dtype != "BF16" && tensor.dtype != "F16" && tensor.dtype != "F32") {
-      return absl::InvalidArgumentError(
-          absl::StrCat("tensor ", fill.tensor, ": expected BF16, F16 or F32, got ", tensor.dtype));
-    }
+    if (!wanted.insert(found->first).second) continue;
+    if (absl::Status status = CheckTensor(piece, found->second); !status.ok()) return status;
   }
   if (!missing.empty()) return NamesError("the model folder lacks tensors", std::move(missing));
   std::vector<std::string> unknown;
@@ -150,56 +82,136 @@ absl::Status CheckFills(const Checkpoint& checkpoint, const ModelConfig& config,
                     std::move(unknown));
 }
 
-// Writes fills one after another and counts.
-class Builder {
+// Where the numbers come from: elements `first` .. of a piece's tensor.
+class Source {
  public:
-  Builder(const Checkpoint& checkpoint, WeightFormat format, absl::Span<std::byte> image,
-          const ByteProgress& progress, const std::vector<Fill>& fills)
-      : checkpoint_(checkpoint), format_(format), image_(image), progress_(progress) {
-    for (const Fill& fill : fills) total_ += fill.SourceBytes();
-  }
+  virtual ~Source() = default;
+  virtual absl::Status ReadBf16(const TensorPiece& piece, int64_t first,
+                                absl::Span<uint16_t> out) const = 0;
+  virtual absl::Status ReadFloats(const TensorPiece& piece, int64_t first,
+                                  absl::Span<float> out) const = 0;
+};
 
-  absl::Status Write(const Fill& fill) {
-    return fill.cols == 0 ? WriteVector(fill) : WriteMatrix(fill);
+class CheckpointSource final : public Source {
+ public:
+  explicit CheckpointSource(const Checkpoint& checkpoint) : checkpoint_(checkpoint) {}
+
+  absl::Status ReadBf16(const TensorPiece& piece, int64_t first,
+                        absl::Span<uint16_t> out) const override {
+    return checkpoint_.ReadBf16(Find(checkpoint_, piece.tensor)->second, first, out);
+  }
+  absl::Status ReadFloats(const TensorPiece& piece, int64_t first,
+                          absl::Span<float> out) const override {
+    return checkpoint_.ReadFloats(Find(checkpoint_, piece.tensor)->second, first, out);
   }
 
  private:
-  std::byte* Target(const Fill& fill) const { return image_.data() + fill.target.count(); }
+  const Checkpoint& checkpoint_;
+};
 
-  absl::Status WriteVector(const Fill& fill) {
-    const TensorInfo& tensor = checkpoint_.tensors().at(fill.tensor);
+class DummySource final : public Source {
+ public:
+  DummySource(uint64_t seed, float norm_weight_offset)
+      : seed_(seed), norm_weight_offset_(norm_weight_offset) {}
+
+  absl::Status ReadBf16(const TensorPiece& piece, int64_t first,
+                        absl::Span<uint16_t> out) const override {
+    Tensor(piece).ReadBf16(first, out);
+    return absl::OkStatus();
+  }
+  absl::Status ReadFloats(const TensorPiece& piece, int64_t first,
+                          absl::Span<float> out) const override {
+    Tensor(piece).ReadFloats(first, out);
+    return absl::OkStatus();
+  }
+
+ private:
+  DummyTensor Tensor(const TensorPiece& piece) const {
+    return {seed_, piece.tensor, piece.is_vector() ? 0 : piece.cols(), norm_weight_offset_};
+  }
+
+  const uint64_t seed_;
+  const float norm_weight_offset_;
+};
+
+// Writes pieces one after another and counts.
+class Builder {
+ public:
+  Builder(const Source& source, WeightFormat format, absl::Span<std::byte> image,
+          const ByteProgress& progress)
+      : source_(source), format_(format), image_(image), progress_(progress) {}
+
+  absl::Status Write(const std::vector<TensorPiece>& pieces) {
+    for (const TensorPiece& piece : pieces) total_ += piece.SourceBytes();
+    for (const TensorPiece& piece : pieces) {
+      absl::Status status = piece.is_vector()                 ? WriteVector(piece)
+                            : piece.order == RowOrder::kPlain ? WriteRows(piece)
+                                                              : WriteReordered(piece);
+      if (!status.ok()) return status;
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  std::byte* Target(const TensorPiece& piece) const { return image_.data() + piece.target.count(); }
+
+  absl::Status WriteVector(const TensorPiece& piece) {
     absl::Status status;
     if (format_ == WeightFormat::kRowMajor) {
-      auto* to = reinterpret_cast<uint16_t*>(Target(fill)) + fill.first_row;
-      status = checkpoint_.ReadBf16(tensor, 0, absl::MakeSpan(to, fill.rows));
+      auto* to = reinterpret_cast<uint16_t*>(Target(piece)) + piece.target_first_row;
+      status = source_.ReadBf16(piece, piece.first_row, absl::MakeSpan(to, piece.rows));
     } else {
-      auto* to = reinterpret_cast<float*>(Target(fill)) + fill.first_row;
-      status = checkpoint_.ReadFloats(tensor, 0, absl::MakeSpan(to, fill.rows));
+      auto* to = reinterpret_cast<float*>(Target(piece)) + piece.target_first_row;
+      status = source_.ReadFloats(piece, piece.first_row, absl::MakeSpan(to, piece.rows));
     }
-    Advance(fill.SourceBytes());
+    Advance(piece.SourceBytes());
     return status;
   }
 
-  absl::Status WriteMatrix(const Fill& fill) {
-    const TensorInfo& tensor = checkpoint_.tensors().at(fill.tensor);
-    const int64_t piece = std::max<int64_t>(1, kPieceElements / fill.cols);
-    for (int64_t row = 0; row < fill.rows; row += piece) {
-      const int64_t count = std::min(piece, fill.rows - row);
-      rows_.resize(static_cast<size_t>(count * fill.cols));
-      if (absl::Status status =
-              checkpoint_.ReadBf16(tensor, row * fill.cols, absl::MakeSpan(rows_));
-          !status.ok()) {
-        return status;
-      }
-      if (format_ == WeightFormat::kRowMajor) {
-        std::memcpy(Target(fill) + (fill.first_row + row) * fill.cols * 2, rows_.data(),
-                    rows_.size() * sizeof(uint16_t));
-      } else {
-        PackRows(rows_.data(), fill.first_row + row, count, fill.target_rows, fill.cols,
-                 Target(fill));
-      }
-      Advance(Bytes(count * fill.cols * 2));
+  absl::Status Read(const TensorPiece& piece, int64_t row, int64_t count) {
+    rows_.resize(static_cast<size_t>(count * piece.cols()));
+    return source_.ReadBf16(piece, row * piece.cols(), absl::MakeSpan(rows_));
+  }
+
+  // `rows` holds `count` rows of `cols`, which begin at row `first` of the placement.
+  void Place(const TensorPiece& piece, const std::vector<uint16_t>& rows, int64_t first,
+             int64_t count, int64_t cols) {
+    if (format_ == WeightFormat::kRowMajor) {
+      std::memcpy(Target(piece) + first * cols * 2, rows.data(), rows.size() * sizeof(uint16_t));
+    } else {
+      PackRows(rows.data(), first, count, piece.target_rows, cols, Target(piece));
     }
+    Advance(Bytes(count * cols * 2));
+  }
+
+  absl::Status WriteRows(const TensorPiece& piece) {
+    const int64_t step = std::max<int64_t>(1, kPieceElements / piece.cols());
+    for (int64_t row = 0; row < piece.rows; row += step) {
+      const int64_t count = std::min(step, piece.rows - row);
+      absl::Status status = Read(piece, piece.first_row + row, count);
+      if (!status.ok()) return status;
+      Place(piece, rows_, piece.target_first_row + row, count, piece.cols());
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status WriteReordered(const TensorPiece& piece) {
+    absl::Status status = Read(piece, piece.first_row, piece.rows);
+    if (!status.ok()) return status;
+    const int64_t rows = piece.rows, cols = piece.cols();
+    reordered_.resize(rows_.size());
+    if (piece.order == RowOrder::kTransposed) {
+      for (int64_t r = 0; r < rows; ++r) {
+        for (int64_t c = 0; c < cols; ++c) reordered_[c * rows + r] = rows_[r * cols + c];
+      }
+      Place(piece, reordered_, piece.target_first_row, cols, rows);
+      return absl::OkStatus();
+    }
+    for (int64_t r = 0; r < rows; ++r) {
+      const int64_t from = r < rows / 2 ? 2 * r : 2 * r + 1 - rows;
+      std::copy_n(&rows_[from * cols], cols, &reordered_[r * cols]);
+    }
+    Place(piece, reordered_, piece.target_first_row, rows, cols);
     return absl::OkStatus();
   }
 
@@ -208,34 +220,43 @@ class Builder {
     if (progress_) progress_(done_, total_);
   }
 
-  const Checkpoint& checkpoint_;
+  const Source& source_;
   const WeightFormat format_;
   const absl::Span<std::byte> image_;
   const ByteProgress& progress_;
   std::vector<uint16_t> rows_;
+  std::vector<uint16_t> reordered_;
   Bytes done_;
   Bytes total_;
 };
+
+absl::Status Build(const Source& source, const ImageLayout& layout,
+                   const std::vector<TensorPiece>& pieces, absl::Span<std::byte> image,
+                   const ByteProgress& progress) {
+  assert(static_cast<int64_t>(image.size()) == layout.total.count());
+  assert(reinterpret_cast<uintptr_t>(image.data()) % kPackedLineBytes == 0);
+  return Builder(source, layout.format, image, progress).Write(pieces);
+}
 
 }  // namespace
 
 absl::Status CheckTensors(const Checkpoint& checkpoint, const ModelConfig& config,
                           const ImageLayout& layout) {
-  return CheckFills(checkpoint, config, AllFills(config, layout));
+  return CheckPieces(checkpoint, config, PlanTensors(config, layout));
 }
 
 absl::Status BuildImage(const Checkpoint& checkpoint, const ModelConfig& config,
                         const ImageLayout& layout, absl::Span<std::byte> image,
                         const ByteProgress& progress) {
-  assert(static_cast<int64_t>(image.size()) == layout.total.count());
-  assert(reinterpret_cast<uintptr_t>(image.data()) % kPackedLineBytes == 0);
-  const std::vector<Fill> fills = AllFills(config, layout);
-  if (absl::Status status = CheckFills(checkpoint, config, fills); !status.ok()) return status;
-  Builder builder(checkpoint, layout.format, image, progress, fills);
-  for (const Fill& fill : fills) {
-    if (absl::Status status = builder.Write(fill); !status.ok()) return status;
-  }
-  return absl::OkStatus();
+  const std::vector<TensorPiece> pieces = PlanTensors(config, layout);
+  if (absl::Status status = CheckPieces(checkpoint, config, pieces); !status.ok()) return status;
+  return Build(CheckpointSource(checkpoint), layout, pieces, image, progress);
+}
+
+absl::Status BuildDummyImage(uint64_t seed, const ModelConfig& config, const ImageLayout& layout,
+                             absl::Span<std::byte> image, const ByteProgress& progress) {
+  return Build(DummySource(seed, config.norm_weight_offset), layout, PlanTensors(config, layout),
+               image, progress);
 }
 
 }  // namespace palimpsest

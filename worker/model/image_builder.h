@@ -1,4 +1,4 @@
-// Fills a parameter image from the tensors of a Hugging Face folder.
+// Fills a parameter image from the tensors of a Hugging Face folder, or without one.
 #ifndef PALIMPSEST_WORKER_MODEL_IMAGE_BUILDER_H_
 #define PALIMPSEST_WORKER_MODEL_IMAGE_BUILDER_H_
 
@@ -34,6 +34,10 @@ absl::Status CheckTensors(const Checkpoint& checkpoint, const ModelConfig& confi
 absl::Status BuildImage(const Checkpoint& checkpoint, const ModelConfig& config,
                         const ImageLayout& layout, absl::Span<std::byte> image,
                         const ByteProgress& progress = nullptr);
+
+// The same image from the numbers of dummy_weights.h instead of a checkpoint.
+absl::Status BuildDummyImage(uint64_t seed, const ModelConfig& config, const ImageLayout& layout,
+                             absl::Span<std::byte> image, const ByteProgress& progress = nullptr);
 
 }  // namespace palimpsest
 

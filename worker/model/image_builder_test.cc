@@ -3,13 +3,18 @@
 #include <algorithm>
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
+#include <map>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "worker/compute/cpu/packing.h"
+#include "worker/model/dummy_weights.h"
+#include "worker/model/tensor_plan.h"
 #include "worker/model/testing.h"
 
 namespace palimpsest {
@@ -242,6 +247,130 @@ TEST_F(ImageBuilderTest, ToleratesTheSecondCopyOfTiedEmbeddings) {
   const std::vector<RandomTensor> tensors = RandomTensors(config, 1);
   config.tie_word_embeddings = true;
   EXPECT_EQ(Check(config, tensors), "accepted");
+}
+
+class FamilyImages : public ImageBuilderTest, public ::testing::WithParamInterface<std::string> {
+ protected:
+  void SetUp() override {
+    ImageBuilderTest::SetUp();
+    std::ifstream file("tests/data/models/" + GetParam() + ".json");
+    ASSERT_TRUE(file);
+    config_ = ParseModelConfig(nlohmann::json::parse(file)["config"].dump(), "").value();
+  }
+
+  // All source tensors with their dummy numbers.
+  std::vector<RandomTensor> DummyTensors() const {
+    std::map<std::string, RandomTensor> tensors;
+    for (const TensorPiece& piece : PlanTensors(config_, *LayOutImage(config_, kSlab))) {
+      RandomTensor& tensor = tensors[piece.tensor];
+      if (!tensor.values.empty()) continue;
+      int64_t size = 1;
+      for (const int64_t n : piece.shape) size *= n;
+      tensor = {piece.tensor, piece.shape, std::vector<float>(static_cast<size_t>(size))};
+      DummyTensor(3, piece.tensor, piece.is_vector() ? 0 : piece.cols(), config_.norm_weight_offset)
+          .ReadFloats(0, absl::MakeSpan(tensor.values));
+    }
+    std::vector<RandomTensor> out;
+    for (auto& [name, tensor] : tensors) out.push_back(std::move(tensor));
+    return out;
+  }
+
+  ModelConfig config_;
+};
+
+INSTANTIATE_TEST_SUITE_P(Models, FamilyImages,
+                         ::testing::Values("llama3", "qwen2", "qwen3", "gemma2", "opt",
+                                           "deepseek_v2", "deepseek_v3"),
+                         [](const auto& info) { return info.param; });
+
+TEST_P(FamilyImages, DummyImageIsThatOfACheckpointWithTheSameNumbers) {
+  ASSERT_TRUE(WriteSafetensors(folder_ + "/model.safetensors", "F32", DummyTensors()).ok());
+  auto checkpoint = Checkpoint::Open(folder_);
+  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+  for (const WeightFormat format : {WeightFormat::kCpuPanels, WeightFormat::kRowMajor}) {
+    auto layout = LayOutImage(config_, kSlab, format);
+    Image built(layout->total), dummy(layout->total);
+    const absl::Status status = BuildImage(*checkpoint, config_, *layout, built.span());
+    ASSERT_TRUE(status.ok()) << status;
+    ASSERT_TRUE(BuildDummyImage(3, config_, *layout, dummy.span()).ok());
+    EXPECT_TRUE(built.copy() == dummy.copy());
+    ASSERT_TRUE(BuildDummyImage(4, config_, *layout, dummy.span()).ok());
+    EXPECT_FALSE(built.copy() == dummy.copy());
+  }
+}
+
+TEST_P(FamilyImages, CheckpointOfTheBareModelIsTaken) {
+  std::vector<RandomTensor> tensors = DummyTensors();
+  for (RandomTensor& tensor : tensors) {
+    if (tensor.name.rfind("model.", 0) == 0) tensor.name = tensor.name.substr(6);
+  }
+  EXPECT_EQ(Check(config_, tensors), "accepted");
+}
+
+TEST_P(FamilyImages, EveryRowHasItsPlace) {
+  const std::vector<RandomTensor> tensors = DummyTensors();
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    std::vector<RandomTensor> fewer = tensors;
+    fewer.erase(fewer.begin() + static_cast<int64_t>(i));
+    EXPECT_EQ(Check(config_, fewer), "the model folder lacks tensors: " + tensors[i].name);
+  }
+  std::map<std::string, int64_t> rows;
+  for (const TensorPiece& piece : PlanTensors(config_, *LayOutImage(config_, kSlab))) {
+    rows[piece.tensor] += piece.rows;
+  }
+  for (const RandomTensor& tensor : tensors) EXPECT_EQ(rows[tensor.name], tensor.shape[0]);
+}
+
+TEST(LatentImage, RowsAreWhereTheLayoutSays) {
+  ModelConfig config = TinyModelConfig();
+  config.num_layers = 1;
+  config.num_kv_heads = 1;
+  config.latent = LatentAttention{.q_lora_rank = 32,
+                                  .kv_lora_rank = 64,
+                                  .qk_nope_head_dim = 16,
+                                  .qk_rope_head_dim = 8,
+                                  .v_head_dim = 12};
+  config.head_dim = 24;
+  const ImageLayout layout = *LayOutImage(config, kSlab, WeightFormat::kRowMajor);
+  Image image(layout.total);
+  ASSERT_TRUE(BuildDummyImage(1, config, layout, image.span()).ok());
+  const LayerPlacement& at = layout.layers[0];
+  const auto placed = [&](const MatrixPlacement& m, int64_t row, int64_t col) {
+    return reinterpret_cast<const uint16_t*>(image.at(m.offset))[row * m.cols + col];
+  };
+  const auto source = [](const std::string& name, int64_t cols, int64_t row, int64_t col) {
+    uint16_t number;
+    DummyTensor(1, "model.layers.0.self_attn." + name, cols, 0)
+        .ReadBf16(row * cols + col, absl::MakeSpan(&number, 1));
+    return number;
+  };
+  const std::vector<int64_t> halves = {0, 2, 4, 6, 1, 3, 5, 7};
+  for (int64_t c = 0; c < 32; ++c) {
+    for (int64_t r = 0; r < 32; ++r) {
+      EXPECT_EQ(placed(at.qkv, r, c), source("q_a_proj.weight", 64, r, c));
+    }
+    for (int64_t r = 0; r < 64; ++r) {
+      EXPECT_EQ(placed(at.qkv, 32 + r, c), source("kv_a_proj_with_mqa.weight", 64, r, c));
+    }
+    for (int64_t r = 0; r < 8; ++r) {
+      EXPECT_EQ(placed(at.qkv, 96 + r, c),
+                source("kv_a_proj_with_mqa.weight", 64, 64 + halves[r], c));
+    }
+    for (int64_t h = 0; h < 4; ++h) {
+      for (int64_t r = 0; r < 24; ++r) {
+        const int64_t from = r < 16 ? r : 16 + halves[r - 16];
+        EXPECT_EQ(placed(at.q_up, h * 24 + r, c), source("q_b_proj.weight", 32, h * 24 + from, c));
+      }
+      for (int64_t r = 0; r < 12; ++r) {
+        EXPECT_EQ(placed(at.v_up, h * 12 + r, c),
+                  source("kv_b_proj.weight", 64, h * 28 + 16 + r, c));
+      }
+      for (int64_t r = 0; r < 64; ++r) {
+        EXPECT_EQ(placed(at.k_up, h * 64 + r, c % 16),
+                  source("kv_b_proj.weight", 64, h * 28 + c % 16, r));
+      }
+    }
+  }
 }
 
 TEST(ModelConfigJson, IsReadBack) {

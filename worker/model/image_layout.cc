@@ -31,6 +31,9 @@ class Cursor {
     return {.offset = Take(Bytes(size * element)), .size = size};
   }
 
+  MatrixPlacement MatrixIf(bool present, int32_t rows, int32_t cols) {
+    return present ? Matrix(rows, cols) : MatrixPlacement();
+  }
   VectorPlacement VectorIf(bool present, int32_t size) {
     return present ? Vector(size) : VectorPlacement();
   }
@@ -60,21 +63,50 @@ class Cursor {
   Bytes end_;
 };
 
-LayerPlacement PlaceLayer(const ModelConfig& config, Cursor& cursor) {
+void PlaceAttention(const ModelConfig& config, Cursor& cursor, LayerPlacement& layer) {
   const int32_t q_rows = config.num_heads * config.head_dim;
   const int32_t qkv_rows = q_rows + 2 * config.num_kv_heads * config.head_dim;
-  const int32_t gate_up_rows = 2 * config.intermediate_size;
-  LayerPlacement layer;
-  layer.attention_norm = cursor.Vector(config.hidden_size);
   layer.qkv = cursor.Matrix(qkv_rows, config.hidden_size);
   layer.qkv_bias = cursor.VectorIf(config.qkv_bias, qkv_rows);
-  layer.o = cursor.Matrix(config.hidden_size, q_rows);
+  layer.q_norm = cursor.VectorIf(config.qk_norm, config.head_dim);
+  layer.k_norm = cursor.VectorIf(config.qk_norm, config.head_dim);
+}
+
+void PlaceLatentAttention(const ModelConfig& config, Cursor& cursor, LayerPlacement& layer) {
+  const LatentAttention& latent = *config.latent;
+  const int32_t heads = config.num_heads;
+  const int32_t q_rows = heads * config.head_dim;
+  const bool two_steps = latent.q_lora_rank > 0;
+  layer.qkv = cursor.Matrix((two_steps ? latent.q_lora_rank : q_rows) + latent.cache_width(),
+                            config.hidden_size);
+  layer.q_norm = cursor.VectorIf(two_steps, latent.q_lora_rank);
+  layer.k_norm = cursor.Vector(latent.kv_lora_rank);
+  layer.q_up = cursor.MatrixIf(two_steps, q_rows, latent.q_lora_rank);
+  layer.k_up = cursor.Matrix(heads * latent.kv_lora_rank, latent.qk_nope_head_dim);
+  layer.v_up = cursor.Matrix(heads * latent.v_head_dim, latent.kv_lora_rank);
+}
+
+LayerPlacement PlaceLayer(const ModelConfig& config, Cursor& cursor) {
+  const bool norm_bias = config.norm == NormKind::kLayer;
+  const int32_t up_rows = (config.gated() ? 2 : 1) * config.intermediate_size;
+  LayerPlacement layer;
+  layer.attention_norm = cursor.Vector(config.hidden_size);
+  layer.attention_norm_bias = cursor.VectorIf(norm_bias, config.hidden_size);
+  if (config.latent.has_value()) {
+    PlaceLatentAttention(config, cursor, layer);
+  } else {
+    PlaceAttention(config, cursor, layer);
+  }
+  layer.o = cursor.Matrix(config.hidden_size, config.num_heads * config.value_dim());
   layer.o_bias = cursor.VectorIf(config.o_bias, config.hidden_size);
+  layer.post_attention_norm = cursor.VectorIf(config.post_norms, config.hidden_size);
   layer.mlp_norm = cursor.Vector(config.hidden_size);
-  layer.gate_up = cursor.Matrix(gate_up_rows, config.hidden_size);
-  layer.gate_up_bias = cursor.VectorIf(config.mlp_bias, gate_up_rows);
+  layer.mlp_norm_bias = cursor.VectorIf(norm_bias, config.hidden_size);
+  layer.gate_up = cursor.Matrix(up_rows, config.hidden_size);
+  layer.gate_up_bias = cursor.VectorIf(config.mlp_bias, up_rows);
   layer.down = cursor.Matrix(config.hidden_size, config.intermediate_size);
   layer.down_bias = cursor.VectorIf(config.mlp_bias, config.hidden_size);
+  layer.post_mlp_norm = cursor.VectorIf(config.post_norms, config.hidden_size);
   return layer;
 }
 
@@ -104,12 +136,17 @@ absl::StatusOr<ImageLayout> LayOutImage(const ModelConfig& config, Bytes slab_by
   layout.slab_bytes = slab_bytes;
   Cursor cursor(slab_bytes, format);
   layout.embed = cursor.Matrix(config.vocab_size, config.hidden_size);
+  if (config.position_table_offset.has_value()) {
+    layout.positions =
+        cursor.Matrix(config.max_position + *config.position_table_offset, config.hidden_size);
+  }
   cursor.EndStage("embed", layout);
   for (int32_t i = 0; i < config.num_layers; ++i) {
     layout.layers.push_back(PlaceLayer(config, cursor));
     cursor.EndStage(absl::StrCat("layer.", i), layout);
   }
   layout.final_norm = cursor.Vector(config.hidden_size);
+  layout.final_norm_bias = cursor.VectorIf(config.norm == NormKind::kLayer, config.hidden_size);
   layout.lm_head = config.tie_word_embeddings
                        ? layout.embed
                        : cursor.Matrix(config.vocab_size, config.hidden_size);

@@ -31,8 +31,8 @@ absl::StatusOr<WeightFormat> ParseWeightFormat(absl::string_view name);
 
 // A weight matrix of `rows` outputs by `cols` inputs (row-major in the source).
 struct MatrixPlacement {
-  Bytes offset;  // from the start of the image
-  int32_t rows = 0;
+  Bytes offset;      // from the start of the image
+  int32_t rows = 0;  // 0: the model has no such tensor
   int32_t cols = 0;
 };
 
@@ -44,15 +44,29 @@ struct VectorPlacement {
 
 struct LayerPlacement {
   VectorPlacement attention_norm;  // input_layernorm
-  MatrixPlacement qkv;             // q, k, v rows one after another: (h + 2 h_kv) * d outputs
+  VectorPlacement attention_norm_bias;
+  // q, k, v rows one after another: (h + 2 h_kv) * d outputs. With latent attention the rows of
+  // q_a_proj (or of q_proj, if queries have no latent), then those of kv_a_proj_with_mqa.
+  MatrixPlacement qkv;
   VectorPlacement qkv_bias;
+  VectorPlacement q_norm;  // of each query head, or of the query's latent
+  VectorPlacement k_norm;  // of each key head, or of the cached latent
+  // Latent attention. q_up: q_b_proj. k_up and v_up are the halves of kv_b_proj, head by head:
+  // k_up has kv_lora_rank rows by qk_nope_head_dim columns a head (transposed, as it is applied to
+  // the query), v_up has v_head_dim rows by kv_lora_rank columns a head.
+  MatrixPlacement q_up;
+  MatrixPlacement k_up;
+  MatrixPlacement v_up;
   MatrixPlacement o;
   VectorPlacement o_bias;
-  VectorPlacement mlp_norm;  // post_attention_layernorm
-  MatrixPlacement gate_up;   // gate rows, then up rows: 2 * intermediate outputs
+  VectorPlacement post_attention_norm;  // of ModelConfig::post_norms
+  VectorPlacement mlp_norm;             // post_attention_layernorm
+  VectorPlacement mlp_norm_bias;
+  MatrixPlacement gate_up;  // gate rows, then up rows; only up rows if there is no gate
   VectorPlacement gate_up_bias;
   MatrixPlacement down;
   VectorPlacement down_bias;
+  VectorPlacement post_mlp_norm;
 };
 
 struct StagePlacement {
@@ -64,9 +78,11 @@ struct StagePlacement {
 struct ImageLayout {
   WeightFormat format = WeightFormat::kCpuPanels;
   Bytes slab_bytes;
-  MatrixPlacement embed;  // vocab_size rows
+  MatrixPlacement embed;      // vocab_size rows
+  MatrixPlacement positions;  // learned positions: max_position + position_table_offset rows
   std::vector<LayerPlacement> layers;
   VectorPlacement final_norm;
+  VectorPlacement final_norm_bias;
   MatrixPlacement lm_head;  // equal to `embed` when tied
   std::vector<StagePlacement> stages;
   Bytes total;  // a multiple of slab_bytes

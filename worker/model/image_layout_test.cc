@@ -31,6 +31,42 @@ ModelConfig Config(int32_t layers, int32_t hidden, int32_t heads, int32_t kv_hea
   return config;
 }
 
+ModelConfig Opt13b() {
+  ModelConfig config = Config(40, 5120, 40, 40, 20480, 50272, true);
+  config.norm = NormKind::kLayer;
+  config.activation = Activation::kRelu;
+  config.position_table_offset = 2;
+  config.max_position = 2048;
+  config.qkv_bias = config.o_bias = config.mlp_bias = true;
+  return config;
+}
+
+ModelConfig Qwen3() {
+  ModelConfig config = Config(28, 1024, 16, 8, 3072, 151936, true);
+  config.head_dim = 128;
+  config.qk_norm = true;
+  return config;
+}
+
+ModelConfig Gemma2() {
+  ModelConfig config = Config(26, 2304, 8, 4, 9216, 256000, true);
+  config.head_dim = 256;
+  config.post_norms = true;
+  return config;
+}
+
+// The dense layers of DeepSeek-V2 and V3.
+ModelConfig Latent(int32_t layers, int32_t hidden, int32_t heads, int32_t q_lora_rank) {
+  ModelConfig config = Config(layers, hidden, heads, 1, 18432, 129280, false);
+  config.latent = LatentAttention{.q_lora_rank = q_lora_rank,
+                                  .kv_lora_rank = 512,
+                                  .qk_nope_head_dim = 128,
+                                  .qk_rope_head_dim = 64,
+                                  .v_head_dim = 128};
+  config.head_dim = 192;
+  return config;
+}
+
 std::vector<Shape> Shapes() {
   return {
       {"Llama-3-8B", Config(32, 4096, 32, 8, 14336, 128256, false), 8'030'000'000},
@@ -38,6 +74,12 @@ std::vector<Shape> Shapes() {
       {"Qwen2-0.5B", Config(24, 896, 14, 2, 4864, 151936, true, true), 494'000'000},
       {"Mistral-7B", Config(32, 4096, 32, 8, 14336, 32000, false), 7'242'000'000},
       {"SmolLM2-135M", Config(30, 576, 9, 3, 1536, 49152, true), 134'500'000},
+      {"Qwen3-0.6B", Qwen3(), 596'000'000},
+      {"Gemma-2-2B", Gemma2(), 2'614'000'000},
+      {"OPT-13b", Opt13b(), 12'853'000'000},
+      // Counted from the sizes: a layer's attention has 187'107'328 weights, its MLP 396'361'728.
+      {"3 layers of V3", Latent(3, 7168, 128, 1536), 3'603'782'656},
+      {"2 layers of V2-Lite's attention", Latent(2, 2048, 16, 0), 787'480'576},
   };
 }
 
@@ -53,7 +95,7 @@ class Ranges {
   void Add(const MatrixPlacement& m) {
     const Bytes size = format_ == WeightFormat::kRowMajor ? Bytes(int64_t{m.rows} * m.cols * 2)
                                                           : PackedMatrixBytes(m.rows, m.cols);
-    ranges_.push_back({m.offset, m.offset + size});
+    if (m.rows > 0) ranges_.push_back({m.offset, m.offset + size});
   }
   void Add(const VectorPlacement& v) {
     const int64_t element = format_ == WeightFormat::kRowMajor ? 2 : 4;
@@ -82,9 +124,14 @@ class Ranges {
 
 Ranges LayerRanges(const LayerPlacement& layer, WeightFormat format) {
   Ranges ranges(format);
-  for (const MatrixPlacement& m : {layer.qkv, layer.o, layer.gate_up, layer.down}) ranges.Add(m);
-  for (const VectorPlacement& v : {layer.attention_norm, layer.mlp_norm, layer.qkv_bias,
-                                   layer.o_bias, layer.gate_up_bias, layer.down_bias}) {
+  for (const MatrixPlacement& m :
+       {layer.qkv, layer.q_up, layer.k_up, layer.v_up, layer.o, layer.gate_up, layer.down}) {
+    ranges.Add(m);
+  }
+  for (const VectorPlacement& v :
+       {layer.attention_norm, layer.attention_norm_bias, layer.q_norm, layer.k_norm,
+        layer.post_attention_norm, layer.mlp_norm, layer.mlp_norm_bias, layer.post_mlp_norm,
+        layer.qkv_bias, layer.o_bias, layer.gate_up_bias, layer.down_bias}) {
     ranges.Add(v);
   }
   return ranges;
@@ -121,12 +168,14 @@ TEST(LayOutImage, TensorsAreDisjointAndInsideTheirStage) {
       EXPECT_EQ(layout->format, format);
       Ranges embed(format);
       embed.Add(layout->embed);
+      embed.Add(layout->positions);
       embed.CheckWithin(*layout, layout->stages.front());
       for (size_t i = 0; i < layout->layers.size(); ++i) {
         LayerRanges(layout->layers[i], format).CheckWithin(*layout, layout->stages[i + 1]);
       }
       Ranges head(format);
       head.Add(layout->final_norm);
+      head.Add(layout->final_norm_bias);
       if (!shape.config.tie_word_embeddings) head.Add(layout->lm_head);
       head.CheckWithin(*layout, layout->stages.back());
     }
@@ -173,6 +222,23 @@ TEST(LayOutImage, PlacesBiases) {
   EXPECT_EQ(layer.gate_up_bias.size, 2 * 4864);
   EXPECT_EQ(layer.down_bias.size, 896);
   LayerRanges(layer, layout->format).CheckWithin(*layout, layout->stages[4]);
+}
+
+TEST(LayOutImage, SplitsLatentProjections) {
+  auto layout = LayOutImage(Latent(1, 7168, 128, 1536), MiB(2));
+  ASSERT_TRUE(layout.ok());
+  const LayerPlacement& layer = layout->layers[0];
+  EXPECT_EQ(layer.qkv.rows, 1536 + 512 + 64);
+  EXPECT_EQ(layer.q_up.rows, 128 * 192);
+  EXPECT_EQ(layer.k_up.rows, 128 * 512);
+  EXPECT_EQ(layer.k_up.cols, 128);
+  EXPECT_EQ(layer.v_up.rows, 128 * 128);
+  EXPECT_EQ(layer.v_up.cols, 512);
+  EXPECT_EQ(layer.o.cols, 128 * 128);
+  auto one_step = LayOutImage(Latent(1, 2048, 16, 0), MiB(2));
+  ASSERT_TRUE(one_step.ok());
+  EXPECT_EQ(one_step->layers[0].qkv.rows, 16 * 192 + 512 + 64);
+  EXPECT_EQ(one_step->layers[0].q_up.rows, 0);
 }
 
 TEST(LayOutImage, SharesTheMatrixOfTiedEmbeddings) {

@@ -1,5 +1,6 @@
 #include "worker/model/model_config.h"
 
+#include <cstdint>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -96,7 +97,7 @@ TEST(ParseModelConfig, ReadsOldAndNewNamesOfRopeScaling) {
 
 TEST(ParseModelConfig, RefusesRopeScalingItDoesNotKnow) {
   json document = Llama3();
-  document["rope_scaling"] = {{"type", "yarn"}, {"factor", 4.0}};
+  document["rope_scaling"] = {{"type", "longrope"}, {"factor", 4.0}};
   EXPECT_THAT(Refusal(document), HasSubstr("rope_scaling: type: expected \"default\""));
   document["rope_scaling"] = {{"type", "linear"}};
   EXPECT_THAT(Refusal(document), HasSubstr("factor"));
@@ -136,16 +137,32 @@ TEST(ParseModelConfig, AppliesQwen2WindowToAllLayersOrNone) {
   EXPECT_EQ(Parsed(document).sliding_window, std::nullopt);
   document["max_window_layers"] = 0;
   EXPECT_EQ(Parsed(document).sliding_window, 131072);
-  document["max_window_layers"] = 12;
-  EXPECT_THAT(Refusal(document), HasSubstr("mix of full and sliding-window"));
+  EXPECT_THAT(Parsed(document).layer_windows, IsEmpty());
 }
 
-TEST(ParseModelConfig, RefusesMixedLayerTypes) {
+TEST(ParseModelConfig, ReadsWindowsOfSomeLayers) {
   json document = Qwen2();
+  document["use_sliding_window"] = true;
+  document["max_window_layers"] = 20;
+  const ModelConfig config = Parsed(document);
+  // Full layers need all of the KV, so that none is given up.
+  EXPECT_EQ(config.sliding_window, std::nullopt);
+  EXPECT_EQ(config.WindowOf(19), INT32_MAX);
+  EXPECT_EQ(config.WindowOf(20), 131072);
+  EXPECT_THAT(config.SpecialFeatures(), ElementsAre("mixed windows"));
+  document["layer_types"] = std::vector<std::string>(24, "full_attention");
+  document["layer_types"][3] = "sliding_attention";
+  EXPECT_EQ(Parsed(document).WindowOf(3), 131072);
+  EXPECT_EQ(Parsed(document).WindowOf(20), INT32_MAX);
+  document["layer_types"][3] = "chunked_attention";
+  EXPECT_THAT(Refusal(document), HasSubstr("layer_types"));
+  document["layer_types"] = {"full_attention"};
+  EXPECT_THAT(Refusal(document), HasSubstr("24 times"));
+  document = Qwen2();
   document["layer_types"] = std::vector<std::string>(24, "full_attention");
   EXPECT_EQ(Parsed(document).sliding_window, std::nullopt);
   document["layer_types"][3] = "sliding_attention";
-  EXPECT_THAT(Refusal(document), HasSubstr("layer_types"));
+  EXPECT_THAT(Refusal(document), HasSubstr("layer_types")) << "there is no window";
 }
 
 TEST(ParseModelConfig, ReadsMistralWindowWhichMayBeNull) {
@@ -155,6 +172,147 @@ TEST(ParseModelConfig, ReadsMistralWindowWhichMayBeNull) {
   EXPECT_EQ(Parsed(document).sliding_window, std::nullopt);
   document["sliding_window"] = 0;
   EXPECT_THAT(Refusal(document), HasSubstr("sliding_window"));
+}
+
+TEST(ParseModelConfig, ReadsQwen3) {
+  json document = Qwen2();
+  document["architectures"] = {"Qwen3ForCausalLM"};
+  document["rope_scaling"] = {
+      {"rope_type", "yarn"}, {"factor", 4.0}, {"original_max_position_embeddings", 32768}};
+  const ModelConfig config = Parsed(document);
+  EXPECT_EQ(config.head_dim, 128) << "the family's, not hidden_size / heads";
+  EXPECT_FALSE(config.qkv_bias || config.o_bias);
+  EXPECT_THAT(config.SpecialFeatures(), ElementsAre("query and key norms", "yarn"));
+  EXPECT_NEAR(config.rope_scaling->magnitude, 1.1386294, 1e-6) << "0.1 ln 4 + 1";
+  document["attention_bias"] = true;
+  EXPECT_TRUE(Parsed(document).qkv_bias && Parsed(document).o_bias);
+}
+
+json Gemma2() {
+  return json::parse(R"({
+    "architectures": ["Gemma2ForCausalLM"], "attn_logit_softcapping": 50.0, "bos_token_id": 2,
+    "eos_token_id": 1, "final_logit_softcapping": 30.0, "hidden_act": "gelu_pytorch_tanh", "hidden_activation": "gelu_pytorch_tanh",
+    "hidden_size": 4608, "intermediate_size": 36864, "max_position_embeddings": 8192,
+    "num_attention_heads": 32, "num_hidden_layers": 46, "num_key_value_heads": 16,
+    "query_pre_attn_scalar": 144, "rms_norm_eps": 1e-06, "rope_theta": 10000.0,
+    "head_dim": 128, "sliding_window": 4096, "vocab_size": 256000})");
+}
+
+TEST(ParseModelConfig, ReadsGemma2) {
+  const ModelConfig config = Parsed(Gemma2());
+  EXPECT_TRUE(config.tie_word_embeddings) << "the family's default";
+  EXPECT_TRUE(config.post_norms && config.gated());
+  EXPECT_EQ(config.norm_weight_offset, 1.0f);
+  EXPECT_FLOAT_EQ(config.embedding_scale, 67.88225f);
+  EXPECT_FLOAT_EQ(config.AttentionScale(), 1.0f / 12);
+  EXPECT_EQ(config.WindowOf(0), 4096);
+  EXPECT_EQ(config.WindowOf(1), INT32_MAX);
+  EXPECT_EQ(config.attention_softcap, 50.0f);
+  EXPECT_EQ(config.logit_softcap, 30.0f);
+  EXPECT_EQ(config.KvTokenBytes(), KiB(8)) << "all layers keep all KV";
+  json document = Gemma2();
+  document["attn_logit_softcapping"] = nullptr;
+  EXPECT_EQ(Parsed(document).attention_softcap, 0.0f);
+  document["hidden_activation"] = "relu";
+  EXPECT_THAT(Refusal(document), HasSubstr("hidden_activation"));
+  document = Gemma2();
+  document["use_bidirectional_attention"] = true;
+  EXPECT_THAT(Refusal(document), HasSubstr("use_bidirectional_attention"));
+  document["use_bidirectional_attention"] = nullptr;
+  document["architectures"] = {"GemmaForCausalLM"};
+  document["hidden_act"] = "gelu";
+  EXPECT_THAT(Parsed(document).SpecialFeatures(),
+              ElementsAre("norm weight offset", "gated GELU", "embedding scale"));
+}
+
+json Opt() {
+  return json::parse(R"({
+    "_remove_final_layer_norm": false, "activation_function": "relu",
+    "architectures": ["OPTForCausalLM"], "bos_token_id": 2, "do_layer_norm_before": true,
+    "eos_token_id": 2, "ffn_dim": 3072, "hidden_size": 768, "max_position_embeddings": 2048,
+    "num_attention_heads": 12, "num_hidden_layers": 12, "vocab_size": 50272,
+    "word_embed_proj_dim": 768})");
+}
+
+TEST(ParseModelConfig, ReadsOpt) {
+  const ModelConfig config = Parsed(Opt());
+  EXPECT_EQ(config.intermediate_size, 3072);
+  EXPECT_EQ(config.num_kv_heads, 12);
+  EXPECT_EQ(config.position_table_offset, 2);
+  EXPECT_FALSE(config.rotary() || config.gated());
+  EXPECT_TRUE(config.tie_word_embeddings);
+  EXPECT_TRUE(config.qkv_bias && config.o_bias && config.mlp_bias);
+  EXPECT_EQ(config.norm, NormKind::kLayer);
+  EXPECT_FLOAT_EQ(config.rms_norm_eps, 1e-5f);
+  const json refused = {
+      {"do_layer_norm_before", false},          {"_remove_final_layer_norm", true},
+      {"layer_norm_elementwise_affine", false}, {"word_embed_proj_dim", 512},
+      {"activation_function", "gelu"},          {"ffn_dim", 0}};
+  for (const auto& [key, value] : refused.items()) {
+    json document = Opt();
+    document[key] = value;
+    EXPECT_THAT(Refusal(document), HasSubstr(key + ": expected"));
+  }
+}
+
+json DeepSeekV3() {
+  return json::parse(R"({
+    "architectures": ["DeepseekV3ForCausalLM"], "attention_bias": false, "bos_token_id": 0,
+    "eos_token_id": 1, "first_k_dense_replace": 61, "hidden_act": "silu", "hidden_size": 7168,
+    "intermediate_size": 18432, "kv_lora_rank": 512, "max_position_embeddings": 163840,
+    "n_routed_experts": 256, "num_attention_heads": 128, "num_hidden_layers": 61,
+    "num_key_value_heads": 128, "q_lora_rank": 1536, "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64, "rms_norm_eps": 1e-06, "rope_theta": 10000, "v_head_dim": 128,
+    "rope_scaling": {"beta_fast": 32, "beta_slow": 1, "factor": 40, "mscale": 1.0,
+                     "mscale_all_dim": 1.0, "original_max_position_embeddings": 4096,
+                     "type": "yarn"},
+    "tie_word_embeddings": false, "vocab_size": 129280})");
+}
+
+TEST(ParseModelConfig, ReadsDenseDeepSeek) {
+  const ModelConfig config = Parsed(DeepSeekV3());
+  ASSERT_TRUE(config.latent.has_value());
+  EXPECT_EQ(config.head_dim, 192);
+  EXPECT_EQ(config.rotary_dim(), 64);
+  EXPECT_EQ(config.latent->cache_width(), 576);
+  EXPECT_TRUE(config.latent->interleaved_pairs);
+  EXPECT_EQ(config.KvTokenBytes(), Bytes(1152));
+  EXPECT_EQ(config.KvBytes(16), Bytes(1152 * 61 * 16));
+  EXPECT_EQ(config.rope_scaling->magnitude, 1.0);
+  // (0.1 ln 40 + 1)^2 / sqrt(192)
+  EXPECT_NEAR(config.AttentionScale(), 0.13523379, 1e-7);
+  json document = DeepSeekV3();
+  document["q_lora_rank"] = nullptr;
+  document["rope_scaling"]["mscale_all_dim"] = 0;
+  EXPECT_EQ(Parsed(document).latent->q_lora_rank, 0);
+  EXPECT_NEAR(Parsed(document).rope_scaling->magnitude, 1.3688879, 1e-6);
+  EXPECT_FLOAT_EQ(Parsed(document).AttentionScale(), 0.072168783f);
+}
+
+TEST(ParseModelConfig, RefusesExpertsOfDeepSeek) {
+  json document = DeepSeekV3();
+  document["first_k_dense_replace"] = 3;
+  EXPECT_THAT(Refusal(document), HasSubstr("first_k_dense_replace: expected at least"));
+  document.erase("first_k_dense_replace");
+  EXPECT_THAT(Refusal(document), HasSubstr("routed experts are not supported"));
+  document["n_routed_experts"] = nullptr;
+  EXPECT_TRUE(Parsed(document).latent.has_value());
+  document["attention_bias"] = true;
+  EXPECT_THAT(Refusal(document), HasSubstr("attention_bias"));
+  for (const char* key : {"kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"}) {
+    json lacking = DeepSeekV3();
+    lacking.erase(key);
+    EXPECT_THAT(Refusal(lacking), HasSubstr(key));
+  }
+  document = DeepSeekV3();
+  document["qk_rope_head_dim"] = 63;
+  EXPECT_THAT(Refusal(document), HasSubstr("qk_rope_head_dim: expected an even size"));
+}
+
+TEST(ModelConfig, LlamaHasNoSpecialFeatures) {
+  for (const json& document : {Llama3(), Qwen2(), Mistral()}) {
+    EXPECT_THAT(Parsed(document).SpecialFeatures(), IsEmpty());
+  }
 }
 
 TEST(ParseModelConfig, UnitesEosOfBothFiles) {

@@ -1,0 +1,183 @@
+#!/usr/bin/env python3
+"""Writes the reference logits of tests/data/models: small random models, run by transformers.
+
+Needs torch, transformers and numpy. For each architecture a small config is filled with the weights
+of `load_format: dummy` (worker/model/dummy_weights.h, implemented here a second time), run in
+float32 on the CPU and in bfloat16 (on a GPU if there is one), and written as one JSON file:
+
+  config         config.json as transformers writes it
+  seed           of the weights
+  tensors        name -> shape of every weight, and its first numbers as a check of the generator
+  tokens         the prompt
+  positions      rows of `logits`: positions whose next-token logits are given
+  logits         float32, the whole vocabulary
+  bf16_error     largest and mean difference of the bfloat16 logits from them, over those positions
+
+Usage: make_reference.py OUTPUT_FOLDER [NAME...]
+"""
+import json
+import pathlib
+import sys
+import traceback
+
+import numpy
+import torch
+import transformers
+from transformers import AutoModelForCausalLM
+
+SEED = 20240607
+TOKENS = 48
+POSITIONS = [0, 6, 17, 30, 39, 47]
+VOCAB = 320
+
+COMMON = dict(vocab_size=VOCAB, hidden_size=64, intermediate_size=160, num_hidden_layers=3,
+              num_attention_heads=4, num_key_value_heads=2, head_dim=32,
+              max_position_embeddings=256, rms_norm_eps=1e-6, bos_token_id=1, eos_token_id=2,
+              pad_token_id=0)
+LATENT = {k: v for k, v in COMMON.items() if k not in ("num_key_value_heads", "head_dim")}
+LATENT.update(num_key_value_heads=4, kv_lora_rank=64, qk_nope_head_dim=32, qk_rope_head_dim=16,
+              v_head_dim=32, first_k_dense_replace=3, n_routed_experts=4, n_group=1, topk_group=1,
+              num_experts_per_tok=2, tie_word_embeddings=False)
+YARN = dict(rope_type="yarn", rope_theta=10000.0, factor=4.0, beta_fast=32, beta_slow=1,
+            original_max_position_embeddings=24)
+
+CONFIGS = {
+    "llama3": ("LlamaConfig", "LlamaForCausalLM", dict(
+        COMMON, tie_word_embeddings=False, rope_parameters=dict(
+            rope_type="llama3", rope_theta=500000.0, factor=8.0, low_freq_factor=1.0,
+            high_freq_factor=4.0, original_max_position_embeddings=32))),
+    "qwen2": ("Qwen2Config", "Qwen2ForCausalLM", dict(
+        COMMON, tie_word_embeddings=True, num_hidden_layers=4, use_sliding_window=True,
+        sliding_window=9, max_window_layers=2)),
+    "qwen3": ("Qwen3Config", "Qwen3ForCausalLM", dict(
+        COMMON, tie_word_embeddings=False, rope_parameters=YARN)),
+    "mistral": ("MistralConfig", "MistralForCausalLM", dict(
+        COMMON, tie_word_embeddings=False, sliding_window=13)),
+    "gemma": ("GemmaConfig", "GemmaForCausalLM", dict(
+        COMMON, tie_word_embeddings=True, hidden_act="gelu_pytorch_tanh",
+        hidden_activation="gelu_pytorch_tanh")),
+    "gemma2": ("Gemma2Config", "Gemma2ForCausalLM", dict(
+        COMMON, tie_word_embeddings=True, num_hidden_layers=4, query_pre_attn_scalar=24,
+        attn_logit_softcapping=3.0, final_logit_softcapping=8.0, sliding_window=11)),
+    "opt": ("OPTConfig", "OPTForCausalLM", dict(
+        vocab_size=VOCAB, hidden_size=64, ffn_dim=160, num_hidden_layers=3, num_attention_heads=4,
+        max_position_embeddings=128, word_embed_proj_dim=64, bos_token_id=2, eos_token_id=2,
+        pad_token_id=1)),
+    "deepseek_v2": ("DeepseekV2Config", "DeepseekV2ForCausalLM", dict(
+        LATENT, q_lora_rank=None, topk_method="greedy",
+        rope_parameters=dict(YARN, mscale=0.707, mscale_all_dim=0.707))),
+    "deepseek_v3": ("DeepseekV3Config", "DeepseekV3ForCausalLM", dict(
+        LATENT, q_lora_rank=48, num_mtp_layers=0, rope_parameters=dict(YARN, mscale=1.0, mscale_all_dim=0.5))),
+}
+
+MASK = (1 << 64) - 1
+
+
+def mix(z):
+    """SplitMix64's finalizer, of an int or of an array of uint64."""
+    if isinstance(z, int):
+        z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 & MASK
+        z = (z ^ (z >> 27)) * 0x94D049BB133111EB & MASK
+        return z ^ (z >> 31)
+    z = (z ^ (z >> numpy.uint64(30))) * numpy.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> numpy.uint64(27))) * numpy.uint64(0x94D049BB133111EB)
+    return z ^ (z >> numpy.uint64(31))
+
+
+def round_to_bf16(x):
+    bits = numpy.asarray(x, dtype=numpy.float32).view(numpy.uint32)
+    bits = (bits + numpy.uint32(0x7FFF) + (bits >> numpy.uint32(16) & numpy.uint32(1)))
+    return (bits & numpy.uint32(0xFFFF0000)).view(numpy.float32)
+
+
+def dummy_range(name, shape, norm_center):
+    """Middle and half width of a tensor's numbers."""
+    if len(shape) == 1:
+        return (0.0 if name.endswith(".bias") else norm_center), 0.25
+    if "embed_" in name:
+        return 0.0, 0.25
+    root = numpy.sqrt(numpy.float32(3.0) / numpy.float32(shape[1]))
+    return 0.0, float(round_to_bf16(root.reshape(1))[0])
+
+
+def dummy_tensor(seed, name, shape, norm_center):
+    count = int(numpy.prod(shape))
+    hashed = 0xCBF29CE484222325
+    for byte in name.encode():
+        hashed = (hashed ^ byte) * 0x100000001B3 & MASK
+    key = mix((seed ^ mix(hashed)) & MASK)
+    counters = numpy.arange((count + 3) // 4, dtype=numpy.uint64)
+    words = mix(numpy.uint64(key) + counters * numpy.uint64(0x9E3779B97F4A7C15))
+    lanes = words.astype("<u8").view("<i2")[:count].astype(numpy.float32)
+    center, spread = dummy_range(name, shape, norm_center)
+    scaled = numpy.float32(spread) * (lanes / numpy.float32(32768.0))
+    return round_to_bf16(numpy.float32(center) + scaled).reshape(shape)
+
+
+def build(config, dtype, norm_center):
+    torch.set_default_dtype(dtype)
+    try:
+        model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    finally:
+        torch.set_default_dtype(torch.float32)
+    tensors = {}
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            values = dummy_tensor(SEED, name, tuple(parameter.shape), norm_center)
+            assert parameter.dtype == dtype, (name, parameter.dtype)
+            parameter.copy_(torch.from_numpy(values.copy()))
+            tensors[name] = {"shape": list(parameter.shape),
+                             "first": [float(v) for v in values.reshape(-1)[:5]]}
+    for name, buffer in model.named_buffers():
+        if "inv_freq" in name:
+            assert buffer.dtype == torch.float32, (name, buffer.dtype)
+    return model.eval(), tensors
+
+
+def reference(name):
+    config_class, architecture, settings = CONFIGS[name]
+    config = getattr(transformers, config_class)(**settings)
+    config.architectures = [architecture]
+    norm_center = 0.0 if name.startswith("gemma") else 1.0
+    tokens = [mix(SEED + i) % VOCAB for i in range(TOKENS)]
+    exact, tensors = build(config, torch.float32, norm_center)
+    rounded, _ = build(config, torch.bfloat16, norm_center)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    rounded.to(device)
+    ids = torch.tensor([tokens])
+    with torch.no_grad():
+        want = exact(ids).logits[0, POSITIONS].float()
+        got = rounded(ids.to(device)).logits[0, POSITIONS].float().cpu()
+    error = (want - got).abs()
+    print(f"{name}: logits up to {want.abs().max():.3f}, deviation {want.std():.3f}, bf16 error "
+          f"max {error.max():.5f}, mean {error.mean():.5f}", flush=True)
+    return {
+        "name": name,
+        "made_with": f"transformers {transformers.__version__}, torch {torch.__version__}, bfloat16 "
+                     f"on {torch.cuda.get_device_name() if device == 'cuda' else 'CPU'}",
+        "config": json.loads(config.to_json_string(use_diff=False)),
+        "seed": SEED,
+        "tensors": tensors,
+        "tokens": tokens,
+        "positions": POSITIONS,
+        "logits": [[round(float(v), 6) for v in row] for row in want],
+        "bf16_error": {"max": float(error.max()), "mean": float(error.mean())},
+    }
+
+
+def main():
+    folder = pathlib.Path(sys.argv[1])
+    failed = []
+    for name in sys.argv[2:] or CONFIGS:
+        try:
+            made = reference(name)
+        except Exception:  # the other architectures are still wanted
+            traceback.print_exc()
+            failed.append(name)
+            continue
+        (folder / f"{name}.json").write_text(json.dumps(made, separators=(",", ":")) + "\n")
+    sys.exit(f"failed: {', '.join(failed)}" if failed else 0)
+
+
+if __name__ == "__main__":
+    main()
