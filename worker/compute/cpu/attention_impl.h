@@ -10,20 +10,20 @@ namespace palimpsest::PALIMPSEST_ISA {
 
 struct AttentionScratch {
   float* keys;     // [head_dim][kKeyTile]
-  float* values;   // [kKeyTile][head_dim]
+  float* values;   // [kKeyTile][value_dim]
   float* queries;  // [rows][head_dim], scaled
   float* scores;   // [rows][kKeyTile]
-  float* sums;     // [rows][head_dim]
+  float* sums;     // [rows][value_dim]
   float* largest;  // [rows]
   float* total;    // [rows]
   float* decay;    // [rows]: what the running sums are multiplied by in this tile
 
   // The rows from number `row` on.
-  AttentionScratch From(int64_t row, int64_t head_dim) const {
+  AttentionScratch From(int64_t row, const AttentionTask& task) const {
     AttentionScratch s = *this;
-    s.queries += row * head_dim;
+    s.queries += row * task.head_dim;
     s.scores += row * kKeyTile;
-    s.sums += row * head_dim;
+    s.sums += row * task.value_dim;
     s.largest += row;
     s.total += row;
     s.decay += row;
@@ -31,14 +31,14 @@ struct AttentionScratch {
   }
 };
 
-static AttentionScratch CutScratch(float* scratch, int64_t rows, int64_t head_dim) {
+static AttentionScratch CutScratch(float* scratch, int64_t rows, const AttentionTask& task) {
   AttentionScratch s;
   s.keys = scratch;
-  s.values = s.keys + kKeyTile * head_dim;
-  s.queries = s.values + kKeyTile * head_dim;
-  s.scores = s.queries + rows * head_dim;
+  s.values = s.keys + kKeyTile * task.head_dim;
+  s.queries = s.values + kKeyTile * task.value_dim;
+  s.scores = s.queries + rows * task.head_dim;
   s.sums = s.scores + rows * kKeyTile;
-  s.largest = s.sums + rows * head_dim;
+  s.largest = s.sums + rows * task.value_dim;
   s.total = s.largest + rows;
   s.decay = s.total + rows;
   return s;
@@ -78,16 +78,17 @@ static void FindTile(const AttentionTask& task, int32_t base, int32_t oldest, in
   }
 }
 
-// Converts one head of a tile, whose elements start at number `head` of each row.
-static void ConvertTile(const KeyTile& tile, int64_t head, int64_t head_dim,
+// Converts one KV head of a tile.
+static void ConvertTile(const AttentionTask& task, const KeyTile& tile, int64_t kv_head,
                         const AttentionScratch& s) {
+  const int64_t width = task.value_dim;
   for (int32_t lane = tile.first / 16 * 16; lane < tile.last; lane += 16) {
-    TransposeBf16(tile.keys + lane, head, head_dim,
+    TransposeBf16(tile.keys + lane, kv_head * task.head_dim, task.head_dim,
                   [&](int64_t d, const F32x16& v) { Store(s.keys + d * kKeyTile + lane, v); });
   }
   for (int32_t lane = tile.first; lane < tile.last; ++lane) {
-    for (int64_t d = 0; d < head_dim; d += 16) {
-      Store(s.values + lane * head_dim + d, LoadBf16(tile.values[lane] + head + d));
+    for (int64_t d = 0; d < width; d += 16) {
+      Store(s.values + lane * width + d, LoadBf16(tile.values[lane] + kv_head * width + d));
     }
   }
 }
@@ -258,17 +259,20 @@ static void AttendTile(const AttentionTask& task, const KeyTile& tile, const Key
   while (begin < end && task.first_position + begin < base) ++begin;
   while (end > begin && VisibleLanes(task, end - 1, base).first >= kKeyTile) --end;
   if (begin == end) return;
-  const int64_t group = task.group, head_dim = task.head_dim, first_row = begin * group;
-  const int64_t head = kv_head * head_dim;
+  const int64_t group = task.group, head_dim = task.head_dim, value_dim = task.value_dim;
+  const int64_t first_row = begin * group;
   const bool stored = task.tokens * group <= kAttentionRows;
   if (stored) {
-    ScoreStored<kAttentionRows>((end - begin) * group, tile, next, head, head_dim,
+    ScoreStored<kAttentionRows>((end - begin) * group, tile, next, kv_head * head_dim, head_dim,
                                 s.queries + first_row * head_dim, s.scores + first_row * kKeyTile);
   } else {
-    ConvertTile(tile, head, head_dim, s);
+    ConvertTile(task, tile, kv_head, s);
     Product({s.queries + first_row * head_dim, head_dim, 0, head_dim,
              s.scores + first_row * kKeyTile, kKeyTile, nullptr},
             (end - begin) * group, FloatMatrix{s.keys, kKeyTile}, kKeyTile);
+  }
+  if (task.softcap > 0) {
+    SoftCap(s.scores + first_row * kKeyTile, (end - begin) * group * kKeyTile, task.softcap);
   }
   int32_t token = begin;
   while (token < end) {
@@ -284,12 +288,12 @@ static void AttendTile(const AttentionTask& task, const KeyTile& tile, const Key
       }
     }
     const int64_t row = token * group, rows = (next - token) * group;
-    const ProductTask weigh = {s.scores + row * kKeyTile, kKeyTile, lanes.first,  lanes.last,
-                               s.sums + row * head_dim,   head_dim, s.decay + row};
+    const ProductTask weigh = {s.scores + row * kKeyTile, kKeyTile,  lanes.first,  lanes.last,
+                               s.sums + row * value_dim,  value_dim, s.decay + row};
     if (stored) {
-      Product(weigh, rows, StoredRows{tile.values, head}, head_dim);
+      Product(weigh, rows, StoredRows{tile.values, kv_head * value_dim}, value_dim);
     } else {
-      Product(weigh, rows, FloatMatrix{s.values, head_dim}, head_dim);
+      Product(weigh, rows, FloatMatrix{s.values, value_dim}, value_dim);
     }
     token = next;
   }
@@ -297,34 +301,32 @@ static void AttendTile(const AttentionTask& task, const KeyTile& tile, const Key
 
 static void StartRows(const AttentionTask& task, const AttentionScratch& s) {
   const int64_t width = int64_t{task.group} * task.head_dim;
-  const F32x16 scale = Broadcast(1.0f / __builtin_sqrtf(static_cast<float>(task.head_dim)));
+  const int64_t rows = int64_t{task.kv_heads} * task.tokens * task.group;
+  const F32x16 scale = Broadcast(task.scale);
   float* queries = s.queries;
-  float* sums = s.sums;
   for (int64_t h = 0; h < task.kv_heads; ++h) {
-    for (int64_t t = 0; t < task.tokens; ++t, queries += width, sums += width) {
+    for (int64_t t = 0; t < task.tokens; ++t, queries += width) {
       const float* query = task.query + t * task.query_stride + h * width;
-      for (int64_t i = 0; i < width; i += 16) {
-        Store(queries + i, Mul(Load(query + i), scale));
-        Store(sums + i, Zero());
-      }
+      for (int64_t i = 0; i < width; i += 16) Store(queries + i, Mul(Load(query + i), scale));
     }
   }
-  for (int64_t r = 0; r < int64_t{task.kv_heads} * task.tokens * task.group; ++r) {
+  for (int64_t i = 0; i < rows * task.value_dim; i += 16) Store(s.sums + i, Zero());
+  for (int64_t r = 0; r < rows; ++r) {
     s.largest[r] = -__builtin_inff();
     s.total[r] = 0;
   }
 }
 
 static void FinishRows(const AttentionTask& task, const AttentionScratch& s) {
-  const int64_t head_dim = task.head_dim;
+  const int64_t value_dim = task.value_dim;
   const float* sums = s.sums;
   const float* total = s.total;
   for (int64_t h = 0; h < task.kv_heads; ++h) {
     for (int64_t t = 0; t < task.tokens; ++t) {
-      for (int64_t g = 0; g < task.group; ++g, sums += head_dim, ++total) {
+      for (int64_t g = 0; g < task.group; ++g, sums += value_dim, ++total) {
         const F32x16 inverse = Broadcast(1.0f / *total);
-        float* out = task.output + t * task.output_stride + (h * task.group + g) * head_dim;
-        for (int64_t d = 0; d < head_dim; d += 16) Store(out + d, Mul(Load(sums + d), inverse));
+        float* out = task.output + t * task.output_stride + (h * task.group + g) * value_dim;
+        for (int64_t d = 0; d < value_dim; d += 16) Store(out + d, Mul(Load(sums + d), inverse));
       }
     }
   }
@@ -332,7 +334,7 @@ static void FinishRows(const AttentionTask& task, const AttentionScratch& s) {
 
 static void Attention(const AttentionTask& task, float* scratch) {
   const int64_t head_rows = int64_t{task.tokens} * task.group;
-  const AttentionScratch s = CutScratch(scratch, head_rows * task.kv_heads, task.head_dim);
+  const AttentionScratch s = CutScratch(scratch, head_rows * task.kv_heads, task);
   StartRows(task, s);
   const int32_t past = task.first_position + task.tokens;
   const int32_t oldest =
@@ -344,7 +346,7 @@ static void Attention(const AttentionTask& task, float* scratch) {
     const bool last = base + kKeyTile >= past;
     if (!last) FindTile(task, base + kKeyTile, oldest, past, tiles[i ^ 1]);
     for (int64_t h = 0; h < task.kv_heads; ++h) {
-      AttendTile(task, tiles[i], tiles[last ? i : i ^ 1], h, s.From(h * head_rows, task.head_dim));
+      AttendTile(task, tiles[i], tiles[last ? i : i ^ 1], h, s.From(h * head_rows, task));
     }
   }
   FinishRows(task, s);

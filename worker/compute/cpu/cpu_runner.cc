@@ -25,9 +25,38 @@ constexpr int64_t kPrivateNormFloats = 8192;
 // same cache sets.
 constexpr int64_t RowStride(int64_t size) { return ((size + 15) / 16 | 1) * 16; }
 
+// Most query heads of latent attention in one group.
+constexpr int32_t kLatentGroup = 8;
+
+int32_t GroupSize(const ModelConfig& config) {
+  if (!config.latent.has_value()) return config.num_heads / config.num_kv_heads;
+  int32_t size = std::min(kLatentGroup, config.num_heads);
+  while (config.num_heads % size != 0) --size;
+  return size;
+}
+
+int64_t QkvWidth(const ModelConfig& config) {
+  const int64_t queries = int64_t{config.num_heads} * config.head_dim;
+  if (!config.latent.has_value()) return queries + 2 * config.num_kv_heads * config.head_dim;
+  const LatentAttention& latent = *config.latent;
+  return (latent.q_lora_rank > 0 ? latent.q_lora_rank : queries) + latent.cache_width();
+}
+
 int CpuCount() {
   cpu_set_t set;
   return sched_getaffinity(0, sizeof(set), &set) == 0 ? std::max(1, CPU_COUNT(&set)) : 1;
+}
+
+Nonlinearity NonlinearityOf(Activation activation) {
+  switch (activation) {
+    case Activation::kGeluTanhGated:
+      return Nonlinearity::kGeluTanh;
+    case Activation::kRelu:
+      return Nonlinearity::kRelu;
+    case Activation::kSiluGated:
+      break;
+  }
+  return Nonlinearity::kSilu;
 }
 
 absl::Status CheckMultiple(const char* what, int64_t value, int64_t factor) {
@@ -37,18 +66,35 @@ absl::Status CheckMultiple(const char* what, int64_t value, int64_t factor) {
                                                  ", the model has ", value));
 }
 
+absl::Status CheckHeads(const ModelConfig& config) {
+  absl::Status status;
+  int32_t width = config.head_dim;
+  if (config.latent.has_value()) {
+    const LatentAttention& latent = *config.latent;
+    width = latent.cache_width();
+    status.Update(CheckMultiple("kv_lora_rank", latent.kv_lora_rank, kPanelRows));
+    status.Update(CheckMultiple("v_head_dim", latent.v_head_dim, kPanelRows));
+    status.Update(CheckMultiple("qk_rope_head_dim", latent.qk_rope_head_dim, 16));
+    if (latent.q_lora_rank > 0) {
+      status.Update(CheckMultiple("q_lora_rank", latent.q_lora_rank, 16));
+    }
+  } else {
+    status.Update(CheckMultiple("head_dim", config.head_dim, 16));
+    status.Update(CheckMultiple("num_attention_heads", config.num_heads, config.num_kv_heads));
+  }
+  if (status.ok() && width > kMaxHeadDim) {
+    return absl::InvalidArgumentError(absl::StrCat("the CPU kernels take keys of up to ",
+                                                   kMaxHeadDim, " numbers a head (head_dim), the ",
+                                                   "model has ", width));
+  }
+  return status;
+}
+
 absl::Status CheckShape(const ModelConfig& config, const ImageLayout& layout) {
-  for (const absl::Status& status :
-       {CheckMultiple("hidden_size", config.hidden_size, kPanelRows),
-        CheckMultiple("intermediate_size", config.intermediate_size, kPanelRows),
-        CheckMultiple("head_dim", config.head_dim, 16),
-        CheckMultiple("num_attention_heads", config.num_heads, config.num_kv_heads)}) {
-    if (!status.ok()) return status;
-  }
-  if (config.head_dim > kMaxHeadDim) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "the CPU kernels take head_dim up to ", kMaxHeadDim, ", the model has ", config.head_dim));
-  }
+  absl::Status status = CheckMultiple("hidden_size", config.hidden_size, kPanelRows);
+  status.Update(CheckMultiple("intermediate_size", config.intermediate_size, kPanelRows));
+  status.Update(CheckHeads(config));
+  if (!status.ok()) return status;
   if (layout.layers.size() != static_cast<size_t>(config.num_layers)) {
     return absl::InvalidArgumentError(absl::StrCat("the image layout has ", layout.layers.size(),
                                                    " layers, the model has ", config.num_layers));
@@ -88,18 +134,24 @@ CpuRunner::CpuRunner(const ModelConfig& config, const ImageLayout& layout,
       block_tokens_(options.block_tokens),
       kernels_(options.kernels != nullptr ? *options.kernels : *SupportedKernels().front()),
       frequencies_(RopeFrequencies(config)),
+      group_(GroupSize(config)),
+      groups_(config.num_heads / group_),
       hidden_stride_(RowStride(config.hidden_size)),
-      qkv_stride_(RowStride(int64_t{config.num_heads + 2 * config.num_kv_heads} * config.head_dim)),
-      attention_stride_(RowStride(int64_t{config.num_heads} * config.head_dim)),
+      qkv_stride_(RowStride(QkvWidth(config))),
+      attention_stride_(RowStride(int64_t{config.num_heads} * config.value_dim())),
       intermediate_stride_(RowStride(config.intermediate_size)),
       logits_stride_(RowStride(config.vocab_size)),
-      token_bytes_(int64_t{config.num_kv_heads} * config.head_dim * 2),
+      absorbed_stride_(
+          config.latent ? RowStride(int64_t{config.num_heads} * config.latent->cache_width()) : 0),
+      latent_stride_(
+          config.latent ? RowStride(int64_t{config.num_heads} * config.latent->kv_lora_rank) : 0),
+      token_bytes_(config.KvTokenBytes().count() / (config.latent ? 1 : 2)),
       thread_states_(options.threads > 0 ? options.threads : CpuCount()),
       team_(static_cast<int>(thread_states_.size()), [this](Member& member) { RunStep(member); }) {
   for (ThreadState& state : thread_states_) {
-    const int64_t group = config.num_heads / config.num_kv_heads;
     state.attention.Reserve(
-        AttentionScratchFloats(std::max<int64_t>(kAttentionItemRows, group), config.head_dim));
+        AttentionScratchFloats(std::max(kAttentionItemRows, group_),
+                               config.latent ? config.latent->cache_width() : config.head_dim));
     state.normalized.Reserve(kPrivateNormFloats + hidden_stride_);
   }
 }
@@ -197,29 +249,29 @@ void CpuRunner::PlanRows(const StepPlan& plan) {
 }
 
 void CpuRunner::PlanAttention() {
-  const int32_t group = config_.num_heads / config_.num_kv_heads;
-  const int32_t tile = std::max(1, kAttentionItemRows / group);
+  const int32_t tile = std::max(1, kAttentionItemRows / group_);
+  const bool latent = config_.latent.has_value();
   // With enough sequences for all threads an item takes all heads of its tokens, so that the cache
   // lines of a token are read together.
-  const bool many = chunks_.size() >= 2 * static_cast<size_t>(team_.size());
+  const bool many = !latent && chunks_.size() >= 2 * static_cast<size_t>(team_.size());
   items_.clear();
-  rotate_in_attention_ = true;
+  rotate_in_attention_ = !latent;
   int32_t row = 0;
   for (size_t c = 0; c < chunks_.size(); ++c) {
     const int32_t tokens = chunks_[c].tokens;
     // One item then has all tokens of a KV head, so it can write their KV itself.
     if (tokens > tile) rotate_in_attention_ = false;
     const bool together = many && tokens * config_.num_heads <= kAttentionItemRows;
-    const int32_t heads = together ? config_.num_kv_heads : 1;
+    const int32_t groups = together ? groups_ : 1;
     for (int32_t t = 0; t < tokens; t += tile) {
       const int32_t count = std::min(tile, tokens - t);
       int64_t keys = chunks_[c].first_position + t + count;
       if (config_.sliding_window.has_value()) {
         keys = std::min<int64_t>(keys, int64_t{*config_.sliding_window} + count);
       }
-      for (int32_t h = 0; h < config_.num_kv_heads; h += heads) {
-        items_.push_back({static_cast<int32_t>(c), row + t, count, h, heads,
-                          keys * (int64_t{count} * group + 4) * heads});
+      for (int32_t g = 0; g < groups_; g += groups) {
+        items_.push_back({static_cast<int32_t>(c), row + t, count, g, groups,
+                          keys * (int64_t{count} * group_ + 4) * groups});
       }
     }
     row += tokens;
@@ -236,8 +288,14 @@ void CpuRunner::ReserveBuffers() {
   attention_.Reserve(rows() * attention_stride_);
   intermediate_.Reserve(rows() * intermediate_stride_);
   logits_.Reserve(static_cast<int64_t>(sampled_rows_.size()) * logits_stride_);
-  cosines_.Reserve(rows() * (config_.head_dim / 2));
-  sines_.Reserve(rows() * (config_.head_dim / 2));
+  cosines_.Reserve(rows() * std::ssize(frequencies_));
+  sines_.Reserve(rows() * std::ssize(frequencies_));
+  if (config_.post_norms) branch_.Reserve(rows() * hidden_stride_);
+  if (config_.latent.has_value()) {
+    queries_.Reserve(rows() * int64_t{config_.num_heads} * config_.head_dim);
+    absorbed_.Reserve(rows() * absorbed_stride_);
+    latents_.Reserve(rows() * latent_stride_);
+  }
 }
 
 absl::Status CpuRunner::Submit(const StepPlan& plan) {
@@ -297,47 +355,67 @@ void CpuRunner::RunStep(Member& member) {
 
 void CpuRunner::Embed(Member& member) {
   const std::byte* embed = memory_.parameters + layout_.embed.offset.count();
-  const int64_t half = config_.head_dim / 2;
+  const std::byte* positions = memory_.parameters + layout_.positions.offset.count();
+  const int64_t half = std::ssize(frequencies_), size = config_.hidden_size;
+  const float magnitude = RopeMagnitude(config_);
+  float* place = thread_states_[member.thread()].normalized.data();
   member.ForEach(
       rows(), 1,
       [&](int64_t first, int64_t last) {
         for (int64_t r = first; r < last; ++r) {
-          UnpackRow(embed, rows_[r].token, config_.hidden_size,
-                    residual_.data() + r * hidden_stride_);
-          RopeAngles(frequencies_, rows_[r].position, cosines_.data() + r * half,
+          float* x = residual_.data() + r * hidden_stride_;
+          UnpackRow(embed, rows_[r].token, size, x);
+          if (config_.embedding_scale != 1.0f) {
+            for (int64_t i = 0; i < size; ++i) x[i] *= config_.embedding_scale;
+          }
+          if (config_.position_table_offset.has_value()) {
+            UnpackRow(positions, rows_[r].position + *config_.position_table_offset, size, place);
+            for (int64_t i = 0; i < size; ++i) x[i] += place[i];
+          }
+          RopeAngles(frequencies_, magnitude, rows_[r].position, cosines_.data() + r * half,
                      sines_.data() + r * half);
         }
       },
       [&] { OpenStage(1); });
 }
 
-Projection CpuRunner::MakeProjection(const MatrixPlacement& matrix, const VectorPlacement& bias,
-                                     FloatBuffer& output, int64_t output_stride) const {
+Projection CpuRunner::MakeProjection(const Linear& linear, FloatBuffer& output,
+                                     int64_t output_stride) const {
   Projection projection;
-  projection.weights = memory_.parameters + matrix.offset.count();
-  projection.rows = matrix.rows;
-  projection.cols = matrix.cols;
-  projection.bias = VectorAt(bias);
+  projection.weights = memory_.parameters + linear.matrix.offset.count();
+  projection.rows = linear.matrix.rows;
+  projection.cols = linear.matrix.cols;
+  projection.bias = VectorAt(linear.bias);
   projection.tokens = rows();
   projection.output = output.data();
   projection.output_stride = output_stride;
+  projection.nonlinearity = linear.nonlinearity;
   return projection;
+}
+
+void CpuRunner::Normalize(const float* x, const VectorPlacement& weight,
+                          const VectorPlacement& bias, float* out) const {
+  if (config_.norm == NormKind::kLayer) {
+    kernels_.layer_norm(x, VectorAt(weight), VectorAt(bias), config_.hidden_size,
+                        config_.rms_norm_eps, out);
+  } else {
+    kernels_.rms_norm(x, VectorAt(weight), config_.hidden_size, config_.rms_norm_eps,
+                      config_.norm_weight_offset, out);
+  }
 }
 
 void CpuRunner::NormalizeRows(const NormInput& norm, int64_t first, int64_t last,
                               float* out) const {
-  const float* weight = VectorAt(norm.weight);
   for (int64_t i = first; i < last; ++i) {
     const int64_t row = norm.indexes.empty() ? i : norm.indexes[i];
-    kernels_.rms_norm(residual_.data() + row * hidden_stride_, weight, config_.hidden_size,
-                      config_.rms_norm_eps, out + i * hidden_stride_);
+    Normalize(residual_.data() + row * hidden_stride_, norm.weight, norm.bias,
+              out + i * hidden_stride_);
   }
 }
 
-void CpuRunner::ProjectNormalized(ProjectionKernel kernel, const MatrixPlacement& matrix,
-                                  const VectorPlacement& bias, const NormInput& norm,
-                                  FloatBuffer& output, int64_t output_stride, Member& member) {
-  Projection projection = MakeProjection(matrix, bias, output, output_stride);
+void CpuRunner::ProjectNormalized(const Linear& linear, const NormInput& norm, FloatBuffer& output,
+                                  int64_t output_stride, Member& member) {
+  Projection projection = MakeProjection(linear, output, output_stride);
   projection.input = normalized_.data();
   projection.input_stride = hidden_stride_;
   projection.tokens = norm.count;
@@ -350,110 +428,72 @@ void CpuRunner::ProjectNormalized(ProjectionKernel kernel, const MatrixPlacement
       NormalizeRows(norm, first, last, normalized_.data());
     });
   }
-  const bool gated = kernel == kernels_.project_gated;
+  const int64_t panels = PanelCount(linear.matrix.rows);
+  const bool gated = linear.kernel == kernels_.project_gated;
   bool input_ready = !normalize_alone;
-  member.ForEach(PanelCount(matrix.rows) / (gated ? 2 : 1), 1, [&](int64_t first, int64_t last) {
+  member.ForEach(gated ? panels / 2 : panels, 1, [&](int64_t first, int64_t last) {
     if (!input_ready) NormalizeRows(norm, 0, norm.count, own);
     input_ready = true;
-    kernel(projection, first, last);
+    linear.kernel(projection, first, last);
   });
 }
 
-void CpuRunner::ProjectToResidual(const MatrixPlacement& matrix, const VectorPlacement& bias,
-                                  const FloatBuffer& input, int64_t input_stride, Member& member,
-                                  absl::FunctionRef<void()> finish) {
-  Projection projection = MakeProjection(matrix, bias, residual_, hidden_stride_);
+void CpuRunner::ProjectToResidual(const Linear& linear, const FloatBuffer& input,
+                                  int64_t input_stride, const VectorPlacement& post_norm,
+                                  Member& member, absl::FunctionRef<void()> finish) {
+  const bool normed = post_norm.size > 0;
+  Projection projection = MakeProjection(linear, normed ? branch_ : residual_, hidden_stride_);
   projection.input = input.data();
   projection.input_stride = input_stride;
+  const auto project = [&](int64_t first, int64_t last) {
+    (normed ? kernels_.project : kernels_.project_add)(projection, first, last);
+  };
+  if (!normed) return member.ForEach(PanelCount(linear.matrix.rows), 1, project, finish);
+  member.ForEach(PanelCount(linear.matrix.rows), 1, project);
   member.ForEach(
-      PanelCount(matrix.rows), 1,
-      [&](int64_t first, int64_t last) { kernels_.project_add(projection, first, last); }, finish);
-}
-
-void CpuRunner::RotateAndStore(int layer, int64_t row, int32_t kv_head) {
-  const int64_t dim = config_.head_dim, half = dim / 2;
-  const int32_t group = config_.num_heads / config_.num_kv_heads;
-  const float* cosines = cosines_.data() + row * half;
-  const float* sines = sines_.data() + row * half;
-  float* q = qkv_.data() + row * qkv_stride_;
-  float* k = q + (config_.num_heads + kv_head) * dim;
-  const float* v = k + config_.num_kv_heads * dim;
-  for (int32_t h = kv_head * group; h < (kv_head + 1) * group; ++h) {
-    kernels_.rotate(q + h * dim, cosines, sines, half);
-  }
-  kernels_.rotate(k, cosines, sines, half);
-
-  const int32_t position = rows_[row].position;
-  const int64_t first_block = chunks_[rows_[row].chunk].first_block;
-  const BlockId block = block_tables_[first_block + position / block_tokens_];
-  std::byte* keys = memory_.kv + int64_t{block.value()} * memory_.kv_block_bytes.count() +
-                    (int64_t{2} * layer * block_tokens_ + position % block_tokens_) * token_bytes_ +
-                    kv_head * dim * 2;
-  kernels_.to_bf16(k, dim, reinterpret_cast<uint16_t*>(keys));
-  kernels_.to_bf16(v, dim, reinterpret_cast<uint16_t*>(keys + block_tokens_ * token_bytes_));
-}
-
-void CpuRunner::Attend(int layer, const AttentionItem& item, int thread) {
-  const int64_t dim = config_.head_dim;
-  AttentionTask task;
-  task.kv_heads = item.kv_heads;
-  task.group = config_.num_heads / config_.num_kv_heads;
-  const int64_t head_offset = int64_t{item.kv_head} * task.group * dim;
-  task.query = qkv_.data() + item.first_row * qkv_stride_ + head_offset;
-  task.query_stride = qkv_stride_;
-  task.output = attention_.data() + item.first_row * attention_stride_ + head_offset;
-  task.output_stride = attention_stride_;
-  task.head_dim = config_.head_dim;
-  task.first_position = rows_[item.first_row].position;
-  task.tokens = item.tokens;
-  if (config_.sliding_window.has_value()) task.window = *config_.sliding_window;
-  task.kv = memory_.kv;
-  task.block_bytes = memory_.kv_block_bytes.count();
-  task.block_tokens = block_tokens_;
-  task.block_table = block_tables_.data() + chunks_[item.chunk].first_block;
-  task.key_offset = int64_t{2} * layer * block_tokens_ * token_bytes_ + item.kv_head * dim * 2;
-  task.value_offset = task.key_offset + block_tokens_ * token_bytes_;
-  task.token_bytes = token_bytes_;
-  kernels_.attention(task, thread_states_[thread].attention.data());
+      rows(), 1,
+      [&](int64_t first, int64_t last) {
+        for (int64_t row = first; row < last; ++row) {
+          float* branch = branch_.data() + row * hidden_stride_;
+          float* residual = residual_.data() + row * hidden_stride_;
+          Normalize(branch, post_norm, VectorPlacement(), branch);
+          for (int64_t i = 0; i < config_.hidden_size; ++i) residual[i] += branch[i];
+        }
+      },
+      finish);
 }
 
 void CpuRunner::RunLayer(int layer, Member& member) {
   const LayerPlacement& at = layout_.layers[layer];
-  ProjectNormalized(kernels_.project, at.qkv, at.qkv_bias, {at.attention_norm, {}, rows()}, qkv_,
-                    qkv_stride_, member);
-  if (!rotate_in_attention_) {
-    member.ForEach(rows(), 1, [&](int64_t first, int64_t last) {
-      for (int64_t row = first; row < last; ++row) {
-        for (int32_t h = 0; h < config_.num_kv_heads; ++h) RotateAndStore(layer, row, h);
-      }
-    });
+  if (config_.latent.has_value()) {
+    RunLatentAttention(layer, member);
+  } else {
+    RunAttention(layer, member);
   }
-  member.ForEach(static_cast<int64_t>(items_.size()), 1, [&](int64_t first, int64_t last) {
-    for (int64_t i = first; i < last; ++i) {
-      const AttentionItem& item = items_[i];
-      for (int32_t t = 0; rotate_in_attention_ && t < item.tokens; ++t) {
-        for (int32_t h = 0; h < item.kv_heads; ++h) {
-          RotateAndStore(layer, item.first_row + t, item.kv_head + h);
-        }
-      }
-      Attend(layer, item, member.thread());
-    }
-  });
-  ProjectToResidual(at.o, at.o_bias, attention_, attention_stride_, member, [] {});
-  ProjectNormalized(kernels_.project_gated, at.gate_up, at.gate_up_bias, {at.mlp_norm, {}, rows()},
-                    intermediate_, intermediate_stride_, member);
-  ProjectToResidual(at.down, at.down_bias, intermediate_, intermediate_stride_, member,
-                    [&] { OpenStage(2 + layer); });
+  ProjectToResidual({kernels_.project_add, at.o, at.o_bias}, attention_, attention_stride_,
+                    at.post_attention_norm, member, [] {});
+  const Linear up = {config_.gated() ? kernels_.project_gated : kernels_.project, at.gate_up,
+                     at.gate_up_bias, NonlinearityOf(config_.activation)};
+  ProjectNormalized(up, {at.mlp_norm, at.mlp_norm_bias, {}, rows()}, intermediate_,
+                    intermediate_stride_, member);
+  ProjectToResidual({kernels_.project_add, at.down, at.down_bias}, intermediate_,
+                    intermediate_stride_, at.post_mlp_norm, member, [&] { OpenStage(2 + layer); });
 }
 
 void CpuRunner::RunHead(Member& member) {
   const auto sampled = static_cast<int64_t>(sampled_rows_.size());
   if (sampled == 0) return;
-  ProjectNormalized(kernels_.project, layout_.lm_head, VectorPlacement{},
-                    {layout_.final_norm, sampled_rows_, sampled}, logits_, logits_stride_, member);
+  const VectorPlacement no_bias;
+  ProjectNormalized({kernels_.project, layout_.lm_head, no_bias},
+                    {layout_.final_norm, layout_.final_norm_bias, sampled_rows_, sampled}, logits_,
+                    logits_stride_, member);
   member.ForEach(sampled, 1, [&](int64_t first, int64_t last) {
     for (int64_t i = first; i < last; ++i) {
       const int32_t chunk = sampled_chunks_[i];
+      if (config_.logit_softcap > 0) {
+        kernels_.soft_cap(logits_.data() + i * logits_stride_, logits_stride_,
+                          config_.logit_softcap);
+      }
       result_.sampled[chunk] =
           Sample(absl::MakeConstSpan(logits_.data() + i * logits_stride_, config_.vocab_size),
                  samplings_[i], thread_states_[member.thread()].sampling);

@@ -1,8 +1,11 @@
-// The CPU back-end: runs step plans of a Llama-family model with its own threads and kernels.
+// The CPU back-end: runs step plans with its own threads and kernels.
 //
 // Determinism: the logits of a token and the KV it writes depend on its sequence's tokens alone,
 // bit for bit; not on chunking, on what else is in the step, on the number of threads or on the
 // instruction set (kernels.h).
+//
+// Latent attention is computed in its absorbed form in prefill too: queries meet the cached latents
+// directly, as in decode, so that the phase does not change a bit either.
 //
 // Owns its threads and activations; parameters, KV and gate belong to the caller and must outlive
 // it. Threads and blocking: as model_runner.h says. AwaitStage is called by the runner's threads,
@@ -72,13 +75,14 @@ class CpuRunner final : public ModelRunner {
     int32_t chunk;
   };
 
-  // Attention of some tokens of one chunk over some KV heads: the unit of work of that phase.
+  // Attention of some tokens of one chunk and some groups of query heads: the unit of work of that
+  // phase.
   struct AttentionItem {
     int32_t chunk;
     int32_t first_row;
     int32_t tokens;
-    int32_t kv_head;
-    int32_t kv_heads;
+    int32_t group;
+    int32_t groups;
     int64_t cost;
   };
 
@@ -109,28 +113,49 @@ class CpuRunner final : public ModelRunner {
   // Asks the gate for a stage; called by one thread between phases.
   void OpenStage(int stage);
 
-  // How the input of a projection is made from the residual stream: the RMS norm of `count` rows,
-  // all of them or those of `indexes`.
+  // A linear layer and what follows it.
+  using ProjectionKernel = void (*)(const Projection&, int64_t, int64_t);
+  struct Linear {
+    ProjectionKernel kernel;
+    const MatrixPlacement& matrix;
+    const VectorPlacement& bias;
+    Nonlinearity nonlinearity = Nonlinearity::kNone;
+  };
+  // How the input of a linear layer is made from the residual stream: the norm of `count` rows, all
+  // of them or those of `indexes`.
   struct NormInput {
     const VectorPlacement& weight;
+    const VectorPlacement& bias;
     absl::Span<const int32_t> indexes;
     int64_t count = 0;
   };
-  using ProjectionKernel = void (*)(const Projection&, int64_t, int64_t);
+  void Normalize(const float* x, const VectorPlacement& weight, const VectorPlacement& bias,
+                 float* out) const;
   void NormalizeRows(const NormInput& norm, int64_t first, int64_t last, float* out) const;
   // One phase, or two if there are many rows.
-  void ProjectNormalized(ProjectionKernel kernel, const MatrixPlacement& matrix,
-                         const VectorPlacement& bias, const NormInput& norm, FloatBuffer& output,
+  void ProjectNormalized(const Linear& linear, const NormInput& norm, FloatBuffer& output,
                          int64_t output_stride, Member& member);
-  Projection MakeProjection(const MatrixPlacement& matrix, const VectorPlacement& bias,
-                            FloatBuffer& output, int64_t output_stride) const;
-  // Adds a projection of all rows of `input` to the residual stream.
-  void ProjectToResidual(const MatrixPlacement& matrix, const VectorPlacement& bias,
-                         const FloatBuffer& input, int64_t input_stride, Member& member,
+  Projection MakeProjection(const Linear& linear, FloatBuffer& output, int64_t output_stride) const;
+  // Adds a projection of all rows of `input`, and its norm if the model has one there, to the
+  // residual stream: one phase or two.
+  void ProjectToResidual(const Linear& linear, const FloatBuffer& input, int64_t input_stride,
+                         const VectorPlacement& post_norm, Member& member,
                          absl::FunctionRef<void()> finish);
 
+  // In cpu_runner_attention.cc. From the residual stream to attention_.
+  void RunAttention(int layer, Member& member);
+  void RunLatentAttention(int layer, Member& member);
+  void NormalizeHead(const VectorPlacement& weight, float* head) const;
   void RotateAndStore(int layer, int64_t row, int32_t kv_head);
+  // Norms the latents of a row, rotates its key and writes both to the cache.
+  void StoreLatent(int layer, int64_t row);
+  // Turns the queries of one head, `query` being the first row's, into ones that meet latents;
+  // computes panels first .. last - 1 of each.
+  void AbsorbQueries(int layer, const float* query, int64_t query_stride, int64_t head,
+                     int64_t first, int64_t last);
+  void ProjectValues(int layer, int64_t head, int64_t first, int64_t last);
   void Attend(int layer, const AttentionItem& item, int thread);
+  std::byte* CacheOf(int64_t row) const;
 
   const float* VectorAt(const VectorPlacement& placement) const;
   int64_t rows() const { return static_cast<int64_t>(rows_.size()); }
@@ -142,6 +167,10 @@ class CpuRunner final : public ModelRunner {
   const int32_t block_tokens_;
   const Kernels& kernels_;
   const std::vector<float> frequencies_;
+  // Query heads are attended to in groups: those that share a KV head or, with latent attention,
+  // where all share one, as many as make good units of work.
+  const int32_t group_;
+  const int32_t groups_;
 
   // Strides of the activations, in floats.
   const int64_t hidden_stride_;
@@ -149,7 +178,9 @@ class CpuRunner final : public ModelRunner {
   const int64_t attention_stride_;
   const int64_t intermediate_stride_;
   const int64_t logits_stride_;
-  const int64_t token_bytes_;  // of the keys, or values, of one token and layer
+  const int64_t absorbed_stride_;  // of queries that meet latents
+  const int64_t latent_stride_;    // of the sums of latents that come out of attention
+  const int64_t token_bytes_;      // of the keys, the values or the latent of one token and layer
 
   // The step in flight.
   std::vector<Chunk> chunks_;
@@ -168,7 +199,11 @@ class CpuRunner final : public ModelRunner {
 
   FloatBuffer residual_;
   FloatBuffer normalized_;
+  FloatBuffer branch_;  // what a norm is applied to before it joins the residual stream
   FloatBuffer qkv_;
+  FloatBuffer queries_;  // of latent attention, before and after they are absorbed
+  FloatBuffer absorbed_;
+  FloatBuffer latents_;
   FloatBuffer attention_;
   FloatBuffer intermediate_;
   FloatBuffer logits_;

@@ -95,11 +95,12 @@ class Bench {
   std::map<int32_t, std::string> Kv(const Sequence& s) const {
     std::map<int32_t, std::string> out;
     const ModelConfig& config = model_.config();
-    const int64_t token_bytes = int64_t{config.num_kv_heads} * config.head_dim * 2;
+    const int planes = config.latent ? 1 : 2;
+    const int64_t token_bytes = config.KvTokenBytes().count() / planes;
     for (int32_t p = 0; p < s.done; ++p) {
       const BlockId block = s.blocks[p / block_tokens_];
       if (block == BlockId(0)) continue;
-      for (int plane = 0; plane < 2 * config.num_layers; ++plane) {
+      for (int plane = 0; plane < planes * config.num_layers; ++plane) {
         const std::byte* at =
             kv_.block(block) + (int64_t{plane} * block_tokens_ + p % block_tokens_) * token_bytes;
         out[p].append(reinterpret_cast<const char*>(at), token_bytes);
@@ -144,20 +145,30 @@ void RunInRandomSteps(Bench& bench, std::vector<Sequence>& sequences, std::mt199
   }
 }
 
-TEST(CpuRunner, LogitsMatchFloat64Reference) {
+class CpuRunnerOf : public ::testing::TestWithParam<TestFamily> {};
+
+std::string FamilyName(const ::testing::TestParamInfo<TestFamily>& info) {
+  constexpr const char* kNames[] = {"Llama", "Qwen3", "Gemma2", "Opt", "Latent"};
+  return kNames[static_cast<int>(info.param)];
+}
+
+INSTANTIATE_TEST_SUITE_P(Families, CpuRunnerOf, ::testing::ValuesIn(kTestFamilies), FamilyName);
+
+TEST_P(CpuRunnerOf, LogitsMatchFloat64Reference) {
   std::mt19937 random(1);
-  for (int trial = 0; trial < 6; ++trial) {
-    const ModelConfig config = RandomConfig(random);
+  for (int trial = 0; trial < 4; ++trial) {
+    const ModelConfig config = RandomConfig(GetParam(), random);
     const TestModel model(config, random());
+    const std::vector<TokenId> tokens = RandomTokens(config, 1 + random() % 110, random);
+    const auto expected = model.ReferenceLogits(tokens);
     for (const Kernels* kernels : SupportedKernels()) {
       Bench bench(model, 2, 16, random(), kernels);
-      Sequence s = bench.Open(RandomTokens(config, 1 + random() % 110, random));
+      Sequence s = bench.Open(tokens);
       std::vector<Sequence*> all = {&s};
       while (s.done < std::ssize(s.tokens)) {
         const int left = static_cast<int>(s.tokens.size()) - s.done;
         bench.Step(all, {1 + static_cast<int>(random() % left)});
       }
-      const auto expected = model.ReferenceLogits(s.tokens);
       for (const auto& [position, logits] : s.logits) {
         double scale = 0, error = 0;
         for (size_t i = 0; i < logits.size(); ++i) {
@@ -172,10 +183,10 @@ TEST(CpuRunner, LogitsMatchFloat64Reference) {
   }
 }
 
-TEST(CpuRunner, BitsDoNotDependOnChunkingBatchThreadsOrInstructionSet) {
+TEST_P(CpuRunnerOf, BitsDoNotDependOnChunkingBatchThreadsOrInstructionSet) {
   std::mt19937 random(2);
-  for (int trial = 0; trial < 10; ++trial) {
-    const ModelConfig config = RandomConfig(random);
+  for (int trial = 0; trial < (GetParam() == TestFamily::kLlama ? 8 : 4); ++trial) {
+    const ModelConfig config = RandomConfig(GetParam(), random);
     const TestModel model(config, random());
     const int32_t block_tokens = 1 << random() % 6;
     std::vector<std::vector<TokenId>> prompts(1 + random() % 3);
@@ -391,6 +402,11 @@ TEST(CpuRunner, ShapesTheKernelsDoNotTakeAreRefused) {
   bad = good;
   bad.head_dim = 1024;
   EXPECT_THAT(create(bad, good.KvBytes(16)).message(), HasSubstr("head_dim"));
+  bad = RandomConfig(TestFamily::kLatent, random);
+  bad.latent->kv_lora_rank = 48;
+  EXPECT_THAT(create(bad, good.KvBytes(16)).message(), HasSubstr("kv_lora_rank"));
+  bad.latent->kv_lora_rank = 1024;
+  EXPECT_THAT(create(bad, good.KvBytes(16)).message(), HasSubstr("has 10"));
 }
 
 }  // namespace

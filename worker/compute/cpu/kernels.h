@@ -15,6 +15,8 @@
 
 namespace palimpsest {
 
+enum class Nonlinearity { kNone, kRelu, kSilu, kGeluTanh };
+
 // A packed weight matrix (packing.h) applied to some rows of input.
 struct Projection {
   const std::byte* weights = nullptr;
@@ -26,19 +28,24 @@ struct Projection {
   int64_t tokens = 0;
   float* output = nullptr;
   int64_t output_stride = 0;
+  Nonlinearity nonlinearity = Nonlinearity::kNone;  // project_gated: of the gate, never kNone
 };
 
 // Attention of consecutive query tokens of one sequence and some neighbouring heads over bfloat16
 // keys and values in blocks of the KV region.
 struct AttentionTask {
-  // Rotated queries; kv_heads * group heads of head_dim floats per token, and the outputs likewise.
+  // Rotated queries; kv_heads * group heads of head_dim floats per token, and the outputs of
+  // value_dim.
   const float* query = nullptr;
   int64_t query_stride = 0;  // floats between tokens
   float* output = nullptr;
   int64_t output_stride = 0;
   int32_t kv_heads = 1;
-  int32_t group = 1;     // query heads per KV head
-  int32_t head_dim = 0;  // a multiple of 16
+  int32_t group = 1;      // query heads per KV head
+  int32_t head_dim = 0;   // of queries and keys, a multiple of 16
+  int32_t value_dim = 0;  // a multiple of 16, at most head_dim
+  float scale = 1.0f;     // multiplies scores
+  float softcap = 0.0f;   // c > 0: scores become c tanh(score / c)
   int32_t first_position = 0;
   int32_t tokens = 0;
   int32_t window = INT32_MAX;  // a token sees itself and the window - 1 before it
@@ -58,7 +65,7 @@ struct AttentionTask {
 inline constexpr int32_t kKeyTile = 64;
 
 // Largest head_dim of an attention call.
-inline constexpr int32_t kMaxHeadDim = 512;
+inline constexpr int32_t kMaxHeadDim = 768;
 
 // Scratch of one attention call with tokens * group * kv_heads == rows, in floats.
 constexpr int64_t AttentionScratchFloats(int64_t rows, int64_t head_dim) {
@@ -68,15 +75,21 @@ constexpr int64_t AttentionScratchFloats(int64_t rows, int64_t head_dim) {
 struct Kernels {
   const char* name;
 
-  // Units of a projection are panels. Project: output = W x + bias. ProjectAdd: output += the same.
+  // Units of a projection are panels. Project: output = nonlinearity(W x + bias), kNone or kRelu.
+  // ProjectAdd: output += W x + bias.
   void (*project)(const Projection&, int64_t first_unit, int64_t last_unit);
   void (*project_add)(const Projection&, int64_t first_unit, int64_t last_unit);
   // The matrix holds gate rows, then as many up rows, a multiple of 32 each; unit u is panel u of
-  // either. output = SiLU(gate) * up.
+  // either. output = nonlinearity(gate) * up.
   void (*project_gated)(const Projection&, int64_t first_unit, int64_t last_unit);
 
-  // out = x / sqrt(mean(x^2) + epsilon) * weight; size is a multiple of 16.
-  void (*rms_norm)(const float* x, const float* weight, int64_t size, float epsilon, float* out);
+  // out = x / sqrt(mean(x^2) + epsilon) * (offset + weight); size is a multiple of 16. `out` may be
+  // x.
+  void (*rms_norm)(const float* x, const float* weight, int64_t size, float epsilon, float offset,
+                   float* out);
+  // out = (x - mean(x)) / sqrt(variance(x) + epsilon) * weight + bias; likewise.
+  void (*layer_norm)(const float* x, const float* weight, const float* bias, int64_t size,
+                     float epsilon, float* out);
 
   // Rotates a head of 2 * half floats: pairs (i, i + half), as Hugging Face's rotate_half does.
   void (*rotate)(float* head, const float* cosines, const float* sines, int64_t half);
@@ -85,6 +98,9 @@ struct Kernels {
   void (*to_bf16)(const float* in, int64_t size, uint16_t* out);
 
   void (*attention)(const AttentionTask&, float* scratch);
+
+  // x[i] = cap * tanh(x[i] / cap); size is a multiple of 16.
+  void (*soft_cap)(float* x, int64_t size, float cap);
 
   // output[i] = e^x[i]; size is a multiple of 16.
   void (*exponential)(const float* x, int64_t size, float* out);

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <limits>
 #include <memory>
+#include <numbers>
 #include <numeric>
 #include <random>
 #include <string>
@@ -110,6 +111,12 @@ TEST_P(EachBuild, ProjectionsMatchOneDnn) {
       }
       ASSERT_TRUE(std::isnan(out[t * (rows + 3) + rows])) << "wrote past the last row";
     }
+    std::vector<float> positive(out.size(), kNan);
+    Projection relu = c.projection;
+    relu.output = positive.data();
+    relu.nonlinearity = Nonlinearity::kRelu;
+    kernels().project(relu, 0, PanelCount(rows));
+    for (int64_t r = 0; r < rows; ++r) ASSERT_EQ(positive[r], std::max(out[r], 0.0f));
     kernels().project_add(c.projection, 0, PanelCount(rows));
     for (int64_t r = 0; r < rows; ++r) {
       ASSERT_NEAR(out[r], 2 * expected[r], 2 * tolerance) << "added to row " << r;
@@ -124,11 +131,17 @@ TEST_P(EachBuild, GatedProjectionMatchesOneDnn) {
     const std::vector<float> products = OneDnnProduct(c);
     std::vector<float> out(c.projection.tokens * c.projection.output_stride, kNan);
     c.projection.output = out.data();
+    const bool gelu = trial % 4 < 2;
+    c.projection.nonlinearity = gelu ? Nonlinearity::kGeluTanh : Nonlinearity::kSilu;
     kernels().project_gated(c.projection, 0, PanelCount(half));
     for (int64_t t = 0; t < c.projection.tokens; ++t) {
       for (int64_t i = 0; i < half; ++i) {
         const double gate = products[t * 2 * half + i], up = products[t * 2 * half + half + i];
-        const double expected = gate / (1 + std::exp(-gate)) * up;
+        const double cubic = gate + 0.044715 * gate * gate * gate;
+        const double expected =
+            (gelu ? gate / 2 * (1 + std::tanh(std::sqrt(2 / std::numbers::pi) * cubic))
+                  : gate / (1 + std::exp(-gate))) *
+            up;
         ASSERT_NEAR(out[t * c.projection.output_stride + i], expected,
                     1e-4 * (1 + std::abs(expected) + std::abs(up)));
       }
@@ -168,16 +181,60 @@ TEST_P(EachBuild, RmsNormMatchesFloat64) {
   for (int64_t size = 16; size <= 160; size += 16) {
     const std::vector<float> x = RandomFloats(size, random_), weight = RandomFloats(size, random_);
     std::vector<float> out(size), reference(size);
-    kernels().rms_norm(x.data(), weight.data(), size, 1e-5f, out.data());
+    const float offset = size % 32 == 0 ? 1.0f : 0.0f;
+    kernels().rms_norm(x.data(), weight.data(), size, 1e-5f, offset, out.data());
     double squares = 0;
     for (const float v : x) squares += double{v} * v;
     for (int64_t i = 0; i < size; ++i) {
-      const double expected = x[i] / std::sqrt(squares / size + 1e-5) * weight[i];
+      const double expected = x[i] / std::sqrt(squares / size + 1e-5) * (offset + weight[i]);
       ASSERT_NEAR(out[i], expected, 1e-6 * (1 + std::abs(expected)));
     }
-    SupportedKernels().back()->rms_norm(x.data(), weight.data(), size, 1e-5f, reference.data());
+    SupportedKernels().back()->rms_norm(x.data(), weight.data(), size, 1e-5f, offset,
+                                        reference.data());
     ASSERT_EQ(out, reference);
   }
+}
+
+TEST_P(EachBuild, LayerNormMatchesFloat64) {
+  for (int64_t size = 16; size <= 160; size += 16) {
+    std::vector<float> x = RandomFloats(size, random_);
+    const std::vector<float> weight = RandomFloats(size, random_),
+                             bias = RandomFloats(size, random_);
+    for (float& v : x) v += 3.0f;
+    std::vector<float> reference(size);
+    SupportedKernels().back()->layer_norm(x.data(), weight.data(), bias.data(), size, 1e-5f,
+                                          reference.data());
+    const double mean = std::accumulate(x.begin(), x.end(), 0.0) / static_cast<double>(size);
+    double squares = 0;
+    for (const float v : x) squares += (v - mean) * (v - mean);
+    std::vector<float> out = x;
+    kernels().layer_norm(out.data(), weight.data(), bias.data(), size, 1e-5f, out.data());
+    for (int64_t i = 0; i < size; ++i) {
+      const double expected =
+          (x[i] - mean) / std::sqrt(squares / static_cast<double>(size) + 1e-5) * weight[i] +
+          bias[i];
+      ASSERT_NEAR(out[i], expected, 4e-6 * (1 + std::abs(expected)));
+    }
+    ASSERT_EQ(out, reference);
+  }
+}
+
+TEST_P(EachBuild, SoftCapMatchesFloat64AndSaturates) {
+  std::vector<float> x = RandomFloats(64, random_);
+  for (size_t i = 0; i < x.size(); ++i) x[i] *= static_cast<float>(1 << i % 12);
+  x[0] = std::numeric_limits<float>::infinity();
+  x[1] = -1e30f;
+  x[2] = 0;
+  std::vector<float> out = x, reference = x;
+  kernels().soft_cap(out.data(), 64, 30.0f);
+  for (size_t i = 0; i < x.size(); ++i) {
+    ASSERT_NEAR(out[i], 30 * std::tanh(double{x[i]} / 30), 1e-5) << x[i];
+  }
+  EXPECT_EQ(out[0], 30.0f);
+  EXPECT_EQ(out[1], -30.0f);
+  EXPECT_EQ(out[2], 0.0f);
+  SupportedKernels().back()->soft_cap(reference.data(), 64, 30.0f);
+  EXPECT_EQ(out, reference);
 }
 
 TEST_P(EachBuild, ExponentialIsWithinTwoUlpAndSaturates) {
@@ -224,13 +281,16 @@ TEST_P(EachBuild, Bf16RoundsToNearestEven) {
   EXPECT_TRUE(std::isnan(FromBf16(round(0xffffffff))));
 }
 
-// Random KV in scattered blocks, with NaN wherever nothing was written.
+// Random KV in scattered blocks, with NaN wherever nothing was written. `latent`: values are the
+// first numbers of the one KV head's keys.
 class AttentionCase {
  public:
-  AttentionCase(std::mt19937& random, int32_t positions)
-      : kv_heads_(1 + random() % 3),
+  AttentionCase(std::mt19937& random, int32_t positions, bool latent)
+      : kv_heads_(latent ? 1 : 1 + random() % 3),
         group_(1 + random() % 8),
         dim_(16 * (1 + random() % 8)),
+        value_dim_(latent ? 16 * (1 + random() % (dim_ / 16)) : dim_),
+        value_plane_(latent ? 0 : 1),
         block_tokens_(1 << random() % 7),
         positions_(positions) {
     const int64_t token = kv_heads_ * dim_;
@@ -250,20 +310,25 @@ class AttentionCase {
         }
       }
     }
-    queries_ = RandomFloats(int64_t{positions} * Width(), random);
-    task_.query_stride = task_.output_stride = Width();
+    queries_ = RandomFloats(int64_t{positions} * QueryWidth(), random);
+    task_.query_stride = QueryWidth();
+    task_.output_stride = Width();
+    task_.value_dim = value_dim_;
+    task_.scale = 0.3f / std::sqrt(static_cast<float>(1 + random() % dim_));
+    task_.softcap = random() % 2 == 0 ? 0.0f : 1.5f;
     task_.kv_heads = kv_heads_;
     task_.group = group_;
     task_.head_dim = dim_;
     task_.kv = reinterpret_cast<const std::byte*>(kv_.data());
     task_.block_bytes = block * 2;
     task_.block_tokens = block_tokens_;
-    task_.value_offset = block_tokens_ * token * 2;
+    task_.value_offset = value_plane_ * block_tokens_ * token * 2;
     task_.token_bytes = token * 2;
   }
 
   void SetWindow(int32_t window) { task_.window = window; }
-  int64_t Width() const { return int64_t{kv_heads_} * group_ * dim_; }
+  int64_t QueryWidth() const { return int64_t{kv_heads_} * group_ * dim_; }
+  int64_t Width() const { return int64_t{kv_heads_} * group_ * value_dim_; }
 
   // Attention of tokens first .. first + count - 1, for all heads or head by head.
   std::vector<float> Run(const Kernels& kernels, int32_t first, int32_t count, bool together) {
@@ -281,10 +346,10 @@ class AttentionCase {
     std::vector<float> scratch(
         AttentionScratchFloats(int64_t{count} * group_ * task.kv_heads, dim_));
     for (int32_t h = 0; h < kv_heads_; h += task.kv_heads) {
-      task.query = queries_.data() + first * Width() + h * group_ * dim_;
-      task.output = out.data() + h * group_ * dim_;
+      task.query = queries_.data() + first * QueryWidth() + h * group_ * dim_;
+      task.output = out.data() + h * group_ * value_dim_;
       task.key_offset = h * dim_ * 2;
-      task.value_offset = task_.value_offset + h * dim_ * 2;
+      task.value_offset = task_.value_offset + h * value_dim_ * 2;
       kernels.attention(task, scratch.data());
     }
     return out;
@@ -294,18 +359,21 @@ class AttentionCase {
     const int32_t oldest = position < task_.window ? 0 : position - task_.window + 1;
     std::vector<double> out(Width());
     for (int64_t h = 0; h < kv_heads_ * group_; ++h) {
-      const float* query = queries_.data() + position * Width() + h * dim_;
+      const float* query = queries_.data() + position * QueryWidth() + h * dim_;
       std::vector<double> weight(position + 1);
       double total = 0;
       for (int32_t j = oldest; j <= position; ++j) {
         for (int64_t d = 0; d < dim_; ++d) {
           weight[j] += double{query[d]} * FromBf16(kv_[At(j, 0) + h / group_ * dim_ + d]);
         }
-        total += weight[j] = std::exp(weight[j] / std::sqrt(double(dim_)));
+        weight[j] *= task_.scale;
+        if (task_.softcap > 0) weight[j] = task_.softcap * std::tanh(weight[j] / task_.softcap);
+        total += weight[j] = std::exp(weight[j]);
       }
       for (int32_t j = oldest; j <= position; ++j) {
-        for (int64_t d = 0; d < dim_; ++d) {
-          out[h * dim_ + d] += weight[j] / total * FromBf16(kv_[At(j, 1) + h / group_ * dim_ + d]);
+        for (int64_t d = 0; d < value_dim_; ++d) {
+          out[h * value_dim_ + d] +=
+              weight[j] / total * FromBf16(kv_[At(j, value_plane_) + h / group_ * value_dim_ + d]);
         }
       }
     }
@@ -319,7 +387,7 @@ class AttentionCase {
            position % block_tokens_ * token;
   }
 
-  const int32_t kv_heads_, group_, dim_, block_tokens_, positions_;
+  const int32_t kv_heads_, group_, dim_, value_dim_, value_plane_, block_tokens_, positions_;
   std::vector<uint16_t> kv_;
   std::vector<BlockId> table_;
   std::vector<float> queries_;
@@ -330,7 +398,7 @@ TEST_P(EachBuild, AttentionMatchesFloat64AndBitsDoNotDependOnTheCut) {
   const Kernels& reference = *SupportedKernels().back();
   for (int trial = 0; trial < 12; ++trial) {
     const auto positions = static_cast<int32_t>(1 + random_() % 200);
-    AttentionCase c(random_, positions);
+    AttentionCase c(random_, positions, trial % 4 >= 2);
     if (trial % 2 == 1) c.SetWindow(static_cast<int32_t>(1 + random_() % 150));
     for (int32_t first = 0; first < positions;) {
       const auto count =

@@ -36,6 +36,19 @@ PALIMPSEST_INLINE F32x16 SiLU(F32x16 x) {
   return Div(x, Add(Broadcast(1.0f), Exp(Sub(Zero(), x))));
 }
 
+// Gaussian error linear unit in its tanh form, x (1 + tanh(u)) / 2 = x / (1 + e^-2u) with
+// u = sqrt(2 / pi) (x + 0.044715 x^3) (Hendrycks, Gimpel, arXiv:1606.08415).
+PALIMPSEST_INLINE F32x16 GeluTanh(F32x16 x) {
+  const F32x16 cubic = Fma(Mul(Mul(x, x), x), Broadcast(0.044715f), x);
+  return Div(x, Add(Broadcast(1.0f), Exp(Mul(cubic, Broadcast(-1.59576912f)))));
+}
+
+// cap * tanh(x / cap), with tanh(y) = 1 - 2 / (e^2y + 1).
+PALIMPSEST_INLINE F32x16 SoftCapped(F32x16 x, F32x16 cap, F32x16 twice_inverse) {
+  const F32x16 grown = Add(Exp(Mul(x, twice_inverse)), Broadcast(1.0f));
+  return Mul(cap, Sub(Broadcast(1.0f), Div(Broadcast(2.0f), grown)));
+}
+
 // One chain of fused multiply-adds over k per output element, for one panel and T tokens. Writes
 // out[t][32].
 template <int T>
@@ -85,6 +98,7 @@ static void Finish(const Projection& m, int64_t first_row, const float* products
       for (int i = 0; i < kPanelRows; i += 16) {
         F32x16 y = Load(products + i);
         if (m.bias != nullptr) y = Add(y, Load(m.bias + first_row + i));
+        if (m.nonlinearity == Nonlinearity::kRelu) y = Max(y, Zero());
         if (E == Epilogue::kAdd) y = Add(Load(to + i), y);
         Store(to + i, y);
       }
@@ -92,6 +106,7 @@ static void Finish(const Projection& m, int64_t first_row, const float* products
       for (int64_t i = 0; i < count; ++i) {
         float y = products[i];
         if (m.bias != nullptr) y = y + m.bias[first_row + i];
+        if (m.nonlinearity == Nonlinearity::kRelu) y = y > 0 ? y : 0;
         to[i] = E == Epilogue::kAdd ? to[i] + y : y;
       }
     }
@@ -104,6 +119,7 @@ static void FinishGated(const Projection& m, int64_t first_row, const float* pro
   const float* gate_bias = m.bias == nullptr ? nullptr : m.bias + first_row;
   const float* up_bias = m.bias == nullptr ? nullptr : gate_bias + m.rows / 2;
   const float* ups = products + tokens * kLineFloats;
+  const bool gelu = m.nonlinearity == Nonlinearity::kGeluTanh;
   for (int64_t t = 0; t < tokens; ++t, products += kLineFloats, ups += kLineFloats) {
     for (int i = 0; i < kPanelRows; i += 16) {
       F32x16 gate = Load(products + i), up = Load(ups + i);
@@ -111,7 +127,8 @@ static void FinishGated(const Projection& m, int64_t first_row, const float* pro
         gate = Add(gate, Load(gate_bias + i));
         up = Add(up, Load(up_bias + i));
       }
-      Store(output + t * m.output_stride + first_row + i, Mul(SiLU(gate), up));
+      Store(output + t * m.output_stride + first_row + i,
+            Mul(gelu ? GeluTanh(gate) : SiLU(gate), up));
     }
   }
 }
@@ -160,23 +177,51 @@ static void ProjectGated(const Projection& m, int64_t first, int64_t last) {
   }
 }
 
-static void RmsNorm(const float* x, const float* weight, int64_t size, float epsilon, float* out) {
+// One of a row's reductions: the sum over i of (x[i] - middle)^2, or of x[i].
+template <bool kSquares>
+static float SumOf(const float* x, int64_t size, float middle) {
+  const F32x16 shift = Broadcast(middle);
   F32x16 even = Zero(), odd = Zero();
   int64_t i = 0;
+  const auto add = [&](F32x16 & sum, const float* at) __attribute__((always_inline)) {
+    F32x16 a = Load(at);
+    if (kSquares) a = Sub(a, shift);
+    sum = kSquares ? Fma(a, a, sum) : Add(sum, a);
+  };
   for (; i + 32 <= size; i += 32) {
-    const F32x16 a = Load(x + i), b = Load(x + i + 16);
-    even = Fma(a, a, even);
-    odd = Fma(b, b, odd);
+    add(even, x + i);
+    add(odd, x + i + 16);
   }
-  if (i < size) {
-    const F32x16 a = Load(x + i);
-    even = Fma(a, a, even);
-  }
-  const float mean = ReduceAdd(Add(even, odd)) / static_cast<float>(size);
+  if (i < size) add(even, x + i);
+  return ReduceAdd(Add(even, odd));
+}
+
+static void RmsNorm(const float* x, const float* weight, int64_t size, float epsilon, float offset,
+                    float* out) {
+  const float mean = SumOf<true>(x, size, 0.0f) / static_cast<float>(size);
   const F32x16 scale = Broadcast(1.0f / __builtin_sqrtf(mean + epsilon));
-  for (i = 0; i < size; i += 16) {
-    Store(out + i, Mul(Load(weight + i), Mul(Load(x + i), scale)));
+  const F32x16 shift = Broadcast(offset);
+  for (int64_t i = 0; i < size; i += 16) {
+    Store(out + i, Mul(Add(shift, Load(weight + i)), Mul(Load(x + i), scale)));
   }
+}
+
+static void LayerNorm(const float* x, const float* weight, const float* bias, int64_t size,
+                      float epsilon, float* out) {
+  const float mean = SumOf<false>(x, size, 0.0f) / static_cast<float>(size);
+  const float variance = SumOf<true>(x, size, mean) / static_cast<float>(size);
+  const F32x16 scale = Broadcast(1.0f / __builtin_sqrtf(variance + epsilon));
+  const F32x16 shift = Broadcast(mean);
+  for (int64_t i = 0; i < size; i += 16) {
+    const F32x16 centered = Mul(Sub(Load(x + i), shift), scale);
+    Store(out + i, Fma(centered, Load(weight + i), Load(bias + i)));
+  }
+}
+
+static void SoftCap(float* x, int64_t size, float cap) {
+  const F32x16 limit = Broadcast(cap), twice_inverse = Broadcast(2.0f / cap);
+  for (int64_t i = 0; i < size; i += 16)
+    Store(x + i, SoftCapped(Load(x + i), limit, twice_inverse));
 }
 
 static void Rotate(float* head, const float* cosines, const float* sines, int64_t half) {

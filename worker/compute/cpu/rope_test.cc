@@ -1,5 +1,6 @@
 #include "worker/compute/cpu/rope.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "gtest/gtest.h"
@@ -60,14 +61,36 @@ TEST(Rope, Llama3ScalingKeepsShortWavesDividesLongOnesAndBlendsBetween) {
   EXPECT_EQ(divided, 29);
 }
 
+TEST(Rope, YarnKeepsFastPairsDividesSlowOnesAndBlendsBetween) {
+  // DeepSeek-V3: 64 rotated numbers, theta 10000, 4,096 positions times 40. 32 turns within 4,096
+  // positions are made by pair 10.47 and one turn by pair 22.5.
+  ModelConfig config = Llama(64, 10000);
+  const std::vector<float> plain = RopeFrequencies(config);
+  config.rope_scaling =
+      RopeScaling{.kind = RopeScaling::Kind::kYarn, .factor = 40, .original_max_position = 4096};
+  const std::vector<float> scaled = RopeFrequencies(config);
+  for (size_t i = 0; i < plain.size(); ++i) {
+    const double ramp = std::min(1.0, std::max(0.0, (static_cast<double>(i) - 10) / (23 - 10)));
+    EXPECT_FLOAT_EQ(scaled[i], static_cast<float>(plain[i] * (1 - ramp + ramp / 40))) << i;
+  }
+  config.rope_scaling->magnitude = 1.25;
+  EXPECT_EQ(RopeMagnitude(config), 1.25f);
+}
+
+TEST(Rope, NoAnglesWithoutRotaryEmbedding) {
+  ModelConfig config = Llama(64, 10000);
+  config.position_table_offset = 2;
+  EXPECT_TRUE(RopeFrequencies(config).empty());
+}
+
 TEST(Rope, AnglesAreFloatProducts) {
   const std::vector<float> f = {1.0f, 0.1f};
   float cosines[2], sines[2];
-  RopeAngles(f, 7, cosines, sines);
+  RopeAngles(f, 1.0f, 7, cosines, sines);
   EXPECT_FLOAT_EQ(cosines[0], std::cos(7.0f));
   EXPECT_FLOAT_EQ(sines[1], std::sin(7 * 0.1f));
-  RopeAngles(f, 0, cosines, sines);
-  EXPECT_EQ(cosines[1], 1.0f);
+  RopeAngles(f, 0.5f, 0, cosines, sines);
+  EXPECT_EQ(cosines[1], 0.5f);
   EXPECT_EQ(sines[1], 0.0f);
 }
 

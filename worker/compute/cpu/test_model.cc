@@ -9,7 +9,6 @@
 #include <cstring>
 
 #include "worker/compute/cpu/packing.h"
-#include "worker/compute/cpu/rope.h"
 
 namespace palimpsest {
 namespace {
@@ -17,52 +16,6 @@ namespace {
 uint16_t RoundToBf16(float x) {
   const auto bits = std::bit_cast<uint32_t>(x);
   return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-}
-
-double ThroughBf16(double x) {
-  return std::bit_cast<float>(uint32_t{RoundToBf16(static_cast<float>(x))} << 16);
-}
-
-// Rotates one head in place.
-void RotateHead(double* head, absl::Span<const float> frequencies, int64_t position) {
-  const size_t half = frequencies.size();
-  for (size_t i = 0; i < half; ++i) {
-    const double angle = static_cast<double>(position) * frequencies[i];
-    const double a = head[i], b = head[half + i];
-    head[i] = a * std::cos(angle) - b * std::sin(angle);
-    head[half + i] = b * std::cos(angle) + a * std::sin(angle);
-  }
-}
-
-// Attention output of the last token over all cached keys and values, `kv_width` each.
-std::vector<double> AttendLast(const ModelConfig& config, const std::vector<double>& qkv,
-                               const std::vector<std::vector<double>>& keys,
-                               const std::vector<std::vector<double>>& values) {
-  const int64_t dim = config.head_dim, group = config.num_heads / config.num_kv_heads;
-  const auto last = static_cast<int64_t>(keys.size()) - 1;
-  const int64_t first = config.sliding_window.has_value()
-                            ? std::max<int64_t>(0, last - *config.sliding_window + 1)
-                            : 0;
-  std::vector<double> out(config.num_heads * dim);
-  for (int64_t h = 0; h < config.num_heads; ++h) {
-    const int64_t kv = h / group * dim;
-    std::vector<double> weight(last + 1);
-    double largest = -INFINITY, total = 0;
-    for (int64_t j = first; j <= last; ++j) {
-      for (int64_t d = 0; d < dim; ++d) weight[j] += qkv[h * dim + d] * keys[j][kv + d];
-      weight[j] /= std::sqrt(static_cast<double>(dim));
-      largest = std::max(largest, weight[j]);
-    }
-    for (int64_t j = first; j <= last; ++j) total += weight[j] = std::exp(weight[j] - largest);
-    for (int64_t j = first; j <= last; ++j) {
-      for (int64_t d = 0; d < dim; ++d) out[h * dim + d] += weight[j] / total * values[j][kv + d];
-    }
-  }
-  return out;
-}
-
-void AddTo(std::vector<double>& x, const std::vector<double>& y) {
-  for (size_t i = 0; i < x.size(); ++i) x[i] += y[i];
 }
 
 }  // namespace
@@ -99,6 +52,63 @@ ModelConfig RandomConfig(std::mt19937& random) {
   return c;
 }
 
+ModelConfig RandomConfig(TestFamily family, std::mt19937& random) {
+  const auto pick = [&](int low, int high) {
+    return std::uniform_int_distribution<int>(low, high)(random);
+  };
+  ModelConfig c = RandomConfig(random);
+  switch (family) {
+    case TestFamily::kLlama:
+      break;
+    case TestFamily::kQwen3:
+      c.architecture = "Qwen3ForCausalLM";
+      c.qk_norm = true;
+      c.rope_scaling = RopeScaling{.kind = RopeScaling::Kind::kYarn,
+                                   .factor = 4.0,
+                                   .original_max_position = 64,
+                                   .magnitude = 1.1};
+      break;
+    case TestFamily::kGemma2:
+      c.architecture = "Gemma2ForCausalLM";
+      c.norm_weight_offset = 1.0f;
+      c.post_norms = true;
+      c.activation = Activation::kGeluTanhGated;
+      c.embedding_scale = std::sqrt(static_cast<float>(c.hidden_size));
+      c.logit_softcap = static_cast<float>(pick(2, 10));
+      c.attention_softcap = static_cast<float>(pick(1, 5));
+      c.query_scalar = static_cast<float>(pick(8, 100));
+      c.num_layers = pick(2, 3);
+      c.sliding_window.reset();
+      for (int i = 0; i < c.num_layers; ++i) {
+        c.layer_windows.push_back(i % 2 == 0 ? pick(1, 150) : 0);
+      }
+      break;
+    case TestFamily::kOpt:
+      c.architecture = "OPTForCausalLM";
+      c.norm = NormKind::kLayer;
+      c.activation = Activation::kRelu;
+      c.position_table_offset = 2;
+      c.max_position = 400;
+      c.num_heads = c.num_kv_heads;
+      c.rope_scaling.reset();
+      c.sliding_window.reset();
+      break;
+    case TestFamily::kLatent:
+      c.architecture = "DeepseekV3ForCausalLM";
+      c.latent = LatentAttention{.q_lora_rank = pick(0, 1) * 16 * pick(1, 5),
+                                 .kv_lora_rank = 32 * pick(1, 4),
+                                 .qk_nope_head_dim = 16 * pick(1, 4),
+                                 .qk_rope_head_dim = 16 * pick(1, 2),
+                                 .v_head_dim = 32 * pick(1, 2)};
+      c.num_kv_heads = 1;
+      c.head_dim = c.latent->qk_nope_head_dim + c.latent->qk_rope_head_dim;
+      c.qkv_bias = false;
+      c.sliding_window.reset();
+      break;
+  }
+  return c;
+}
+
 ModelConfig SmolLm2Config() {
   ModelConfig c;
   c.architecture = "LlamaForCausalLM";
@@ -131,20 +141,29 @@ TestModel::TestModel(const ModelConfig& config, uint32_t seed)
       image_(layout_.total.count()) {
   std::mt19937 random(seed);
   FillMatrix(layout_.embed, random);
+  FillMatrix(layout_.positions, random);
   for (const LayerPlacement& layer : layout_.layers) {
-    FillVector(layer.attention_norm, 1.0f, 0.3f, random);
-    FillMatrix(layer.qkv, random);
-    FillVector(layer.qkv_bias, 0.0f, 0.5f, random);
-    FillMatrix(layer.o, random);
-    FillVector(layer.o_bias, 0.0f, 0.5f, random);
-    FillVector(layer.mlp_norm, 1.0f, 0.3f, random);
-    FillMatrix(layer.gate_up, random);
-    FillVector(layer.gate_up_bias, 0.0f, 0.5f, random);
-    FillMatrix(layer.down, random);
-    FillVector(layer.down_bias, 0.0f, 0.5f, random);
+    for (const VectorPlacement& norm :
+         {layer.attention_norm, layer.q_norm, layer.k_norm, layer.post_attention_norm,
+          layer.mlp_norm, layer.post_mlp_norm}) {
+      FillNorm(norm, random);
+    }
+    for (const MatrixPlacement& matrix :
+         {layer.qkv, layer.q_up, layer.k_up, layer.v_up, layer.o, layer.gate_up, layer.down}) {
+      FillMatrix(matrix, random);
+    }
+    for (const VectorPlacement& bias : {layer.attention_norm_bias, layer.qkv_bias, layer.o_bias,
+                                        layer.mlp_norm_bias, layer.gate_up_bias, layer.down_bias}) {
+      FillVector(bias, 0.0f, 0.5f, random);
+    }
   }
-  FillVector(layout_.final_norm, 1.0f, 0.3f, random);
+  FillNorm(layout_.final_norm, random);
+  FillVector(layout_.final_norm_bias, 0.0f, 0.5f, random);
   if (!config.tie_word_embeddings) FillMatrix(layout_.lm_head, random);
+}
+
+void TestModel::FillNorm(const VectorPlacement& at, std::mt19937& random) {
+  FillVector(at, 1.0f - config_.norm_weight_offset, 0.3f, random);
 }
 
 void TestModel::FillMatrix(const MatrixPlacement& at, std::mt19937& random) {
@@ -165,69 +184,6 @@ void TestModel::FillVector(const VectorPlacement& at, float middle, float spread
   for (int32_t i = 0; i < at.size; ++i) {
     values[i] = middle + spread * (static_cast<float>(random()) * 0x1.0p-31f - 1.0f);
   }
-}
-
-const float* TestModel::VectorAt(const VectorPlacement& at) const {
-  return reinterpret_cast<const float*>(image_.data() + at.offset.count());
-}
-
-std::vector<double> TestModel::Multiply(const MatrixPlacement& at, const VectorPlacement& bias,
-                                        const std::vector<double>& x) const {
-  std::vector<double> out(at.rows);
-  std::vector<float> row(at.cols);
-  for (int64_t r = 0; r < at.rows; ++r) {
-    UnpackRow(image_.data() + at.offset.count(), r, at.cols, row.data());
-    for (int64_t k = 0; k < at.cols; ++k) out[r] += double{row[k]} * x[k];
-    if (bias.size > 0) out[r] += VectorAt(bias)[r];
-  }
-  return out;
-}
-
-std::vector<double> TestModel::Norm(const VectorPlacement& at, const std::vector<double>& x) const {
-  double squares = 0;
-  for (const double v : x) squares += v * v;
-  const double scale =
-      1 / std::sqrt(squares / static_cast<double>(x.size()) + config_.rms_norm_eps);
-  std::vector<double> out(x.size());
-  for (size_t i = 0; i < x.size(); ++i) out[i] = x[i] * scale * VectorAt(at)[i];
-  return out;
-}
-
-std::vector<std::vector<double>> TestModel::ReferenceLogits(
-    absl::Span<const TokenId> tokens) const {
-  const int64_t dim = config_.head_dim, kv_width = config_.num_kv_heads * dim;
-  const std::vector<float> frequencies = RopeFrequencies(config_);
-  std::vector<std::vector<std::vector<double>>> keys(config_.num_layers), values(keys);
-  std::vector<std::vector<double>> logits;
-  for (size_t t = 0; t < tokens.size(); ++t) {
-    std::vector<float> embedded(config_.hidden_size);
-    UnpackRow(image_.data() + layout_.embed.offset.count(), tokens[t], config_.hidden_size,
-              embedded.data());
-    std::vector<double> x(embedded.begin(), embedded.end());
-    for (int l = 0; l < config_.num_layers; ++l) {
-      const LayerPlacement& at = layout_.layers[l];
-      std::vector<double> qkv = Multiply(at.qkv, at.qkv_bias, Norm(at.attention_norm, x));
-      for (int64_t h = 0; h < config_.num_heads + config_.num_kv_heads; ++h) {
-        RotateHead(qkv.data() + h * dim, frequencies, static_cast<int64_t>(t));
-      }
-      const auto k = qkv.begin() + config_.num_heads * dim;
-      keys[l].emplace_back(k, k + kv_width);
-      values[l].emplace_back(k + kv_width, k + 2 * kv_width);
-      for (double& v : keys[l].back()) v = ThroughBf16(v);
-      for (double& v : values[l].back()) v = ThroughBf16(v);
-      AddTo(x, Multiply(at.o, at.o_bias, AttendLast(config_, qkv, keys[l], values[l])));
-
-      const std::vector<double> gate_up =
-          Multiply(at.gate_up, at.gate_up_bias, Norm(at.mlp_norm, x));
-      std::vector<double> active(config_.intermediate_size);
-      for (size_t i = 0; i < active.size(); ++i) {
-        active[i] = gate_up[i] / (1 + std::exp(-gate_up[i])) * gate_up[active.size() + i];
-      }
-      AddTo(x, Multiply(at.down, at.down_bias, active));
-    }
-    logits.push_back(Multiply(layout_.lm_head, VectorPlacement{}, Norm(layout_.final_norm, x)));
-  }
-  return logits;
 }
 
 TestKv::TestKv(const ModelConfig& config, int32_t block_tokens, int64_t blocks)

@@ -20,6 +20,13 @@ namespace palimpsest {
 // A small config in which every shape-dependent path can occur.
 ModelConfig RandomConfig(std::mt19937& random);
 
+// Families whose parts differ, and a small config of one.
+enum class TestFamily { kLlama, kQwen3, kGemma2, kOpt, kLatent };
+inline constexpr TestFamily kTestFamilies[] = {TestFamily::kLlama, TestFamily::kQwen3,
+                                               TestFamily::kGemma2, TestFamily::kOpt,
+                                               TestFamily::kLatent};
+ModelConfig RandomConfig(TestFamily family, std::mt19937& random);
+
 // The shape of SmolLM2-135M.
 ModelConfig SmolLm2Config();
 
@@ -55,10 +62,7 @@ class TestModel {
  private:
   void FillMatrix(const MatrixPlacement& at, std::mt19937& random);
   void FillVector(const VectorPlacement& at, float middle, float spread, std::mt19937& random);
-  std::vector<double> Multiply(const MatrixPlacement& at, const VectorPlacement& bias,
-                               const std::vector<double>& x) const;
-  std::vector<double> Norm(const VectorPlacement& at, const std::vector<double>& x) const;
-  const float* VectorAt(const VectorPlacement& at) const;
+  void FillNorm(const VectorPlacement& at, std::mt19937& random);
 
   const ModelConfig config_;
   const ImageLayout layout_;
