@@ -1,4 +1,4 @@
-"""Points @cache at what tools/setup downloads: Python, the small real model, the Jinja engine."""
+"""Points @cache at what tools/setup downloads: Python, the small real model, third-party sources."""
 
 _BUILD = """
 package(default_visibility = ["//visibility:public"])
@@ -38,9 +38,19 @@ def _cache_configure_impl(ctx):
         if not ctx.path(path).exists:
             fail("%s is missing: run tools/setup" % path)
         ctx.symlink(path, name)
+    flashinfer = root + "/third_party/flashinfer"
+    build = _BUILD
+    if ctx.path(flashinfer + "/.made-from").exists:
+        ctx.symlink(flashinfer + "/.made-from", "flashinfer_version")
+        build += "exports_files([\"flashinfer_version\"])\n"
+    else:
+        flashinfer = None
     ctx.file("ggml.h", _GGML)
-    ctx.file("BUILD", _BUILD)
-    ctx.file("defs.bzl", "PYTHON = %r\n" % (root + "/venv/bin/python"))
+    ctx.file("BUILD", build)
+    ctx.file(
+        "defs.bzl",
+        "PYTHON = %r\nFLASHINFER = %r\n" % (root + "/venv/bin/python", flashinfer),
+    )
 
 cache_configure = repository_rule(
     implementation = _cache_configure_impl,

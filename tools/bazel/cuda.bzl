@@ -1,5 +1,6 @@
 """Targets that exist only where a CUDA toolkit is (@cuda says so once, while it is set up)."""
 
+load("@cache//:defs.bzl", "FLASHINFER")
 load("@cuda//:defs.bzl", "CUDA_ROOT", "HAVE_CUDA")
 
 def if_cuda(there, elsewhere = []):
@@ -17,6 +18,65 @@ def cuda_cc_binary(**kwargs):
 def cuda_cc_test(**kwargs):
     if HAVE_CUDA:
         native.cc_test(**kwargs)
+
+_FLASHINFER_INCLUDES = [
+    "include",
+    "cccl/cub",
+    "cccl/include",
+    "cccl/thrust",
+    "cutlass",
+    "cutlass_util",
+]
+
+def cuda_library(
+        name,
+        srcs,
+        hdrs = [],
+        textual_hdrs = [],
+        deps = [],
+        architectures = ["80", "90a"],
+        flashinfer = False,
+        visibility = None):
+    """A cc_library of .cu files, which nvcc compiles one by one.
+
+    Args:
+      name: of the library.
+      srcs: .cu files. They include neither Abseil nor gRPC.
+      hdrs: headers for hosts.
+      textual_hdrs: headers of device code.
+      deps: libraries whose headers `hdrs` include.
+      architectures: compute capabilities for which machine code is made.
+      flashinfer: whether FlashInfer's headers are included.
+      visibility: of the library.
+    """
+    if not HAVE_CUDA:
+        return
+    if flashinfer and not FLASHINFER:
+        fail("FlashInfer's headers are missing: run tools/setup")
+    flags = ["-std=c++20", "-O3", "-DNDEBUG", "-I.", "--expt-relaxed-constexpr"]
+    flags += ["-gencode arch=compute_%s,code=sm_%s" % (a, a) for a in architectures]
+    version = []
+    if flashinfer:
+        # CCCL must come before the toolkit's own, so not with -isystem; hence no warnings.
+        flags += ["-w"] + ["-I%s/%s" % (FLASHINFER, folder) for folder in _FLASHINFER_INCLUDES]
+        version = ["@cache//:flashinfer_version"]
+    objects = []
+    for src in srcs:
+        object = name + "_" + src[:-len(".cu")] + ".o"
+        objects.append(object)
+        native.genrule(
+            name = object[:-len(".o")] + "_nvcc",
+            srcs = [src] + hdrs + textual_hdrs + version,
+            outs = [object],
+            cmd = "%s/bin/nvcc %s -c -o $@ $(location %s)" % (CUDA_ROOT, " ".join(flags), src),
+        )
+    native.cc_library(
+        name = name,
+        srcs = objects,
+        hdrs = hdrs,
+        deps = deps + ["@cuda//:cudart_static"],
+        visibility = visibility,
+    )
 
 def cuda_fatbin(name, src, hdrs = [], symbol = None, visibility = None):
     """Device code for the driver API: a cc_library with the fat binary of `src` as a byte array.

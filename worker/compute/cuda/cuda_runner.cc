@@ -1,0 +1,396 @@
+#include "worker/compute/cuda/cuda_runner.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/cuda/status.h"
+#include "worker/compute/cuda/attention.h"
+#include "worker/compute/cuda/decode_plan.h"
+#include "worker/compute/cuda/sampler.h"
+
+namespace palimpsest::cuda {
+namespace {
+
+constexpr int64_t kMaxHistoryInts = int64_t{4} << 20;
+constexpr int64_t kWorkspaceAlignment = 256;
+
+// Sizes between which padding wastes little; then every 32.
+std::vector<int32_t> DecodeLadder(int32_t max_sequences) {
+  std::vector<int32_t> ladder;
+  for (const int32_t rows : {1, 2, 4, 8, 16, 24, 32, 48, 64}) ladder.push_back(rows);
+  while (ladder.back() < max_sequences) ladder.push_back(ladder.back() + 32);
+  while (ladder.size() > 1 && ladder[ladder.size() - 2] >= max_sequences) ladder.pop_back();
+  ladder.back() = std::min(ladder.back(), max_sequences);
+  return ladder;
+}
+
+absl::Status CheckMultiple(const char* what, int64_t value, int64_t factor) {
+  if (value > 0 && value % factor == 0) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("the GPU kernels need ", what,
+                                                 " to be a positive multiple of ", factor,
+                                                 ", the model has ", value));
+}
+
+absl::Status CheckShape(const ModelConfig& config, const ImageLayout& layout) {
+  absl::Status status = CheckMultiple("hidden_size", config.hidden_size, 8);
+  status.Update(CheckMultiple("intermediate_size", config.intermediate_size, 8));
+  status.Update(CheckMultiple("num_attention_heads", config.num_heads, config.num_kv_heads));
+  if (!status.ok()) return status;
+  if (config.head_dim != 64 && config.head_dim != 128) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the GPU kernels take head_dim 64 and 128, the model has ", config.head_dim));
+  }
+  if (config.hidden_size > 32768 || config.vocab_size > kMaxVocabulary) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "the GPU kernels take hidden_size up to 32768 and vocab_size up to ", kMaxVocabulary,
+        ", the model has ", config.hidden_size, " and ", config.vocab_size));
+  }
+  if (layout.format != WeightFormat::kRowMajor) {
+    return absl::InvalidArgumentError(
+        "the GPU runner needs a row-major image; is the broker's pool one of GPU memory?");
+  }
+  if (layout.layers.size() != static_cast<size_t>(config.num_layers)) {
+    return absl::InvalidArgumentError(absl::StrCat("the image layout has ", layout.layers.size(),
+                                                   " layers, the model has ", config.num_layers));
+  }
+  return absl::OkStatus();
+}
+
+PackerOptions MakePackerOptions(const ModelConfig& config, Bytes kv_block_bytes,
+                                const CudaRunnerOptions& options) {
+  PackerOptions packer;
+  packer.vocab_size = config.vocab_size;
+  packer.max_position = config.max_position;
+  packer.block_tokens = options.block_tokens;
+  packer.block_elements = kv_block_bytes.count() / 2;
+  packer.token_elements = int64_t{config.num_kv_heads} * config.head_dim;
+  packer.kv_heads = config.num_kv_heads;
+  packer.window = config.sliding_window.value_or(0);
+  packer.decode_kernel = HasDecodeKernel(config.head_dim, config.num_heads / config.num_kv_heads);
+  packer.max_rows = options.max_step_tokens;
+  packer.max_sequences = options.max_sequences;
+  const int64_t positions = int64_t{options.max_sequences} * config.max_position;
+  packer.max_ints = positions / options.block_tokens + 2 * int64_t{options.max_sequences} +
+                    std::min(positions, kMaxHistoryInts);
+  return packer;
+}
+
+ForwardOptions MakeForwardOptions(const PackerOptions& packer, const CudaRunnerOptions& options,
+                                  bool hopper) {
+  ForwardOptions forward;
+  forward.block_tokens = options.block_tokens;
+  forward.max_rows = options.max_step_tokens;
+  forward.max_sequences = options.max_sequences;
+  forward.staging_bytes = MaxStagingBytes(packer);
+  forward.hopper = hopper;
+  forward.null_block = packer.null_block;
+  forward.decode_rows = DecodeLadder(options.max_sequences);
+  forward.gemm_cache_file = options.gemm_cache_file;
+  forward.gemm_kernels = options.gemm_kernels;
+  return forward;
+}
+
+int32_t TilesOf(const PackerOptions& packer) {
+  return MaxDecodeTiles(packer.max_sequences, packer.kv_heads, packer.multiprocessors);
+}
+
+}  // namespace
+
+Bytes CudaRunner::WorkspaceBytes(const ModelConfig& config, Bytes kv_block_bytes,
+                                 const CudaRunnerOptions& options) {
+  PackerOptions packer = MakePackerOptions(config, kv_block_bytes, options);
+  packer.multiprocessors = 256;  // no GPU has more
+  const Forward::Places places =
+      Forward::Place(config, MakeForwardOptions(packer, options, false), TilesOf(packer));
+  // The null block starts at a multiple of the block's size.
+  return Bytes(static_cast<int64_t>(places.end) + kWorkspaceAlignment) + 2 * kv_block_bytes;
+}
+
+absl::StatusOr<std::unique_ptr<CudaRunner>> CudaRunner::Create(const ModelConfig& config,
+                                                               const ImageLayout& layout,
+                                                               const ModelMemory& memory,
+                                                               ParameterGate* gate,
+                                                               const CudaRunnerOptions& options) {
+  if (absl::Status status = CheckShape(config, layout); !status.ok()) return status;
+  if (options.block_tokens <= 0 || options.max_sequences <= 0 ||
+      options.max_step_tokens < options.max_sequences) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "block_tokens and max_sequences must be positive and max_step_tokens not below "
+        "max_sequences, got ",
+        options.block_tokens, ", ", options.max_sequences, " and ", options.max_step_tokens));
+  }
+  if (memory.kv_block_bytes < config.KvBytes(options.block_tokens) ||
+      memory.kv_block_bytes.count() % 16 != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("a KV block of ", options.block_tokens, " tokens takes ",
+                     config.KvBytes(options.block_tokens).count(),
+                     " bytes and a multiple of 16, got blocks of ", memory.kv_block_bytes.count()));
+  }
+  const Bytes needed = WorkspaceBytes(config, memory.kv_block_bytes, options);
+  if (memory.workspace < memory.kv || memory.workspace_bytes < needed) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the workspace must lie behind the KV region and hold ", needed.ToString(),
+                     ", got ", memory.workspace_bytes.ToString()));
+  }
+  std::unique_ptr<CudaRunner> runner(new CudaRunner(config, gate, options));
+  if (absl::Status status = runner->Prepare(layout, memory); !status.ok()) return status;
+  return runner;
+}
+
+CudaRunner::CudaRunner(const ModelConfig& config, ParameterGate* gate,
+                       const CudaRunnerOptions& options)
+    : config_(config), gate_(gate), options_(options) {}
+
+CudaRunner::~CudaRunner() {
+  if (stream_ != nullptr) cudaStreamSynchronize(stream_);
+  for (Graphs& graphs : graphs_) {
+    for (cudaGraphExec_t executable : graphs.executables) {
+      if (executable != nullptr) cudaGraphExecDestroy(executable);
+    }
+  }
+  for (Flight& flight : flights_) {
+    for (std::byte* memory : {flight.staging, flight.prefill_ints, flight.results}) {
+      if (memory != nullptr) cudaFreeHost(memory);
+    }
+    for (cudaEvent_t event : {flight.begin, flight.done}) {
+      if (event != nullptr) cudaEventDestroy(event);
+    }
+  }
+  forward_.reset();
+  if (stream_ != nullptr) cudaStreamDestroy(stream_);
+}
+
+absl::Status CudaRunner::Prepare(const ImageLayout& layout, const ModelMemory& memory) {
+  cudaDeviceProp properties;
+  absl::Status status = CudaStatus(cudaSetDevice(options_.device), "choose the GPU");
+  status.Update(
+      CudaStatus(cudaGetDeviceProperties(&properties, options_.device), "properties of the GPU"));
+  if (!status.ok()) return status;
+  packer_options_ = MakePackerOptions(config_, memory.kv_block_bytes, options_);
+  packer_options_.multiprocessors = properties.multiProcessorCount;
+  const int64_t block = memory.kv_block_bytes.count();
+  const int64_t null_block = (memory.workspace - memory.kv + block - 1) / block;
+  packer_options_.null_block = static_cast<int32_t>(null_block);
+  packer_ = std::make_unique<StepPacker>(packer_options_);
+  std::byte* usable = memory.kv + (null_block + 1) * block;
+  usable += (kWorkspaceAlignment - reinterpret_cast<uintptr_t>(usable) % kWorkspaceAlignment) %
+            kWorkspaceAlignment;
+  status = CudaStatus(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "stream");
+  status.Update(CudaStatus(cudaMemsetAsync(memory.kv + null_block * block, 0, block, stream_),
+                           "clear the null block"));
+  if (!status.ok()) return status;
+  // Kernels for sm_90a run on that architecture alone.
+  const bool hopper = properties.major == 9 && properties.minor == 0;
+  auto forward = Forward::Create(config_, layout, memory, usable, TilesOf(packer_options_),
+                                 MakeForwardOptions(packer_options_, options_, hopper), stream_);
+  if (!forward.ok()) return forward.status();
+  forward_ = *std::move(forward);
+  status = AllocateHost();
+  if (status.ok() && options_.graphs) status = Capture();
+  return status;
+}
+
+absl::Status CudaRunner::AllocateHost() {
+  absl::Status status;
+  const auto allocate = [&](std::byte*& memory, size_t bytes) {
+    void* made = nullptr;
+    status.Update(CudaStatus(cudaMallocHost(&made, bytes), "pinned memory"));
+    memory = static_cast<std::byte*>(made);
+  };
+  for (Flight& flight : flights_) {
+    allocate(flight.staging, MaxStagingBytes(packer_options_));
+    allocate(flight.prefill_ints, Forward::kPrefillIntBytes);
+    allocate(flight.results, ResultLayout::For(options_.max_sequences).bytes);
+    status.Update(CudaStatus(cudaEventCreate(&flight.begin), "event"));
+    status.Update(CudaStatus(cudaEventCreate(&flight.done), "event"));
+  }
+  return status;
+}
+
+absl::StatusOr<cudaGraphExec_t> CudaRunner::CaptureOne(int32_t rows, bool split) {
+  PackedStep step;
+  step.counts = {rows, rows, rows,
+                 MaxDecodeTiles(rows, packer_options_.kv_heads, packer_options_.multiprocessors),
+                 0};
+  step.layout = StagingLayout::For(step.counts);
+  step.split = split;
+  absl::Status status = CudaStatus(
+      cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), "begin a capture");
+  if (!status.ok()) return status;
+  status = forward_->Enqueue(
+      step, {}, nullptr, [](int) { return absl::OkStatus(); }, stream_);
+  cudaGraph_t graph = nullptr;
+  status.Update(CudaStatus(cudaStreamEndCapture(stream_, &graph), "end a capture"));
+  if (!status.ok()) return status;
+  cudaGraphExec_t executable = nullptr;
+  status = CudaStatus(cudaGraphInstantiate(&executable, graph, 0), "instantiate a graph");
+  cudaGraphDestroy(graph);
+  if (!status.ok()) return status;
+  status = CudaStatus(cudaGraphUpload(executable, stream_), "upload a graph");
+  if (status.ok()) return executable;
+  cudaGraphExecDestroy(executable);
+  return status;
+}
+
+absl::Status CudaRunner::Capture() {
+  if (!packer_options_.decode_kernel) return absl::OkStatus();
+  for (const int32_t rows : DecodeLadder(options_.max_sequences)) {
+    graphs_.push_back({.rows = rows, .executables = {}});
+    for (const bool split : {false, true}) {
+      auto executable = CaptureOne(rows, split);
+      if (!executable.ok()) return executable.status();
+      graphs_.back().executables[split] = *executable;
+    }
+  }
+  return CudaStatus(cudaStreamSynchronize(stream_), "upload the graphs");
+}
+
+const CudaRunner::Graphs* CudaRunner::GraphFor(const StepPlan& plan) const {
+  if (graphs_.empty() || !packer_->IsDecode(plan)) return nullptr;
+  for (const Graphs& graphs : graphs_) {
+    if (static_cast<size_t>(graphs.rows) >= plan.chunks.size()) return &graphs;
+  }
+  return nullptr;
+}
+
+absl::Status CudaRunner::Submit(const StepPlan& plan) {
+  if (submitted_ - finished_ >= kMaxPipelineDepth) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(kMaxPipelineDepth, " steps are in flight; call Wait first"));
+  }
+  absl::Span<const int32_t> previous;
+  if (submitted_ > finished_) previous = flights_[(submitted_ - 1) % flights_.size()].step.slots;
+  if (absl::Status status = packer_->Validate(plan, previous); !status.ok()) return status;
+  Flight& flight = flights_[submitted_ % flights_.size()];
+  const Graphs* graphs = GraphFor(plan);
+  packer_->Pack(plan, previous, graphs != nullptr ? graphs->rows : 0, flight.staging, flight.step);
+  flight.logprobs.clear();
+  for (const SequenceChunk& chunk : plan.chunks) {
+    flight.logprobs.push_back(chunk.sampling != nullptr ? chunk.sampling->params.logprobs : -1);
+  }
+  flight.status = Launch(flight, graphs);
+  ++submitted_;
+  return absl::OkStatus();
+}
+
+absl::Status CudaRunner::AwaitOnStream(int stage) {
+  if (gate_ == nullptr) return absl::OkStatus();
+  auto event = gate_->StageEvent(stage);
+  if (!event.ok()) return event.status();
+  if (*event == nullptr) return absl::OkStatus();
+  return CudaStatus(cudaStreamWaitEvent(stream_, static_cast<cudaEvent_t>(*event), 0),
+                    "wait for the parameters");
+}
+
+absl::Status CudaRunner::Launch(Flight& flight, const Graphs* graphs) {
+  flight.timed = timing_;
+  absl::Status status;
+  if (timing_) status = CudaStatus(cudaEventRecord(flight.begin, stream_), "event");
+  status.Update(CudaStatus(cudaMemcpyAsync(forward_->staging(), flight.staging, flight.step.bytes,
+                                           cudaMemcpyHostToDevice, stream_),
+                           "copy the step to the GPU"));
+  if (status.ok()) {
+    status = graphs != nullptr ? LaunchGraph(flight, *graphs) : LaunchEager(flight);
+  }
+  if (status.ok() && flight.step.counts.samples > 0) {
+    const ResultLayout results = ResultLayout::For(options_.max_sequences);
+    const size_t bytes = flight.step.any_logprobs
+                             ? results.bytes
+                             : static_cast<size_t>(flight.step.counts.samples) * sizeof(int32_t);
+    status = CudaStatus(cudaMemcpyAsync(flight.results, forward_->results(), bytes,
+                                        cudaMemcpyDeviceToHost, stream_),
+                        "copy the tokens from the GPU");
+  }
+  status.Update(CudaStatus(cudaEventRecord(flight.done, stream_), "event"));
+  return status;
+}
+
+absl::Status CudaRunner::LaunchGraph(Flight& flight, const Graphs& graphs) {
+  for (int stage = 0; stage < config_.num_layers + 2; ++stage) {
+    if (absl::Status status = AwaitOnStream(stage); !status.ok()) return status;
+  }
+  ++stats_.graph_steps;
+  stats_.padding_rows += graphs.rows - static_cast<int64_t>(flight.step.slots.size());
+  return CudaStatus(cudaGraphLaunch(graphs.executables[flight.step.split], stream_),
+                    "launch a graph");
+}
+
+absl::Status CudaRunner::LaunchEager(Flight& flight) {
+  ++stats_.eager_steps;
+  const PackedStep& step = flight.step;
+  PrefillShape prefill;
+  if (step.counts.prefills > 0) {
+    prefill.row_indptr = reinterpret_cast<int32_t*>(flight.staging + step.layout.prefill_rows);
+    prefill.block_indptr = reinterpret_cast<int32_t*>(flight.staging + step.layout.prefill_blocks);
+    prefill.kv_tokens = flight.step.prefill_tokens.data();
+    prefill.rows = step.counts.rows - step.counts.decodes;
+    prefill.sequences = step.counts.prefills;
+    prefill.heads = config_.num_heads;
+    prefill.kv_heads = config_.num_kv_heads;
+    prefill.head_dim = config_.head_dim;
+    prefill.block_tokens = options_.block_tokens;
+    prefill.window = step.window_free ? 0 : packer_options_.window;
+  }
+  return forward_->Enqueue(
+      step, prefill, flight.prefill_ints, [this](int stage) { return AwaitOnStream(stage); },
+      stream_);
+}
+
+absl::StatusOr<StepResult> CudaRunner::Wait() {
+  if (submitted_ == finished_) {
+    return absl::FailedPreconditionError("no step is in flight; call Submit first");
+  }
+  Flight& flight = flights_[finished_ % flights_.size()];
+  ++finished_;
+  absl::Status status = flight.status;
+  status.Update(CudaStatus(cudaEventSynchronize(flight.done), "step"));
+  if (status.ok() && flight.timed) {
+    status = CudaStatus(cudaEventElapsedTime(&gpu_milliseconds_, flight.begin, flight.done),
+                        "time of the step");
+  }
+  if (!status.ok()) return status;
+  return ReadResult(flight);
+}
+
+StepResult CudaRunner::ReadResult(const Flight& flight) const {
+  const ResultLayout at = ResultLayout::For(options_.max_sequences);
+  const auto* tokens = reinterpret_cast<const int32_t*>(flight.results + at.tokens);
+  const auto* logprobs = reinterpret_cast<const float*>(flight.results + at.logprobs);
+  const auto* top_tokens = reinterpret_cast<const int32_t*>(flight.results + at.top_tokens);
+  const auto* top_logprobs = reinterpret_cast<const float*>(flight.results + at.top_logprobs);
+  StepResult result;
+  result.sampled.resize(flight.step.slots.size());
+  for (size_t c = 0; c < flight.step.slots.size(); ++c) {
+    const int32_t slot = flight.step.slots[c];
+    if (slot < 0) continue;
+    SampledToken& token = result.sampled[c].emplace();
+    token.token = tokens[slot];
+    if (flight.logprobs[c] < 0) continue;
+    token.logprob = logprobs[slot];
+    const int32_t top = std::min({flight.logprobs[c], kMaxTop, config_.vocab_size});
+    for (int32_t i = slot * kMaxTop; i < slot * kMaxTop + top; ++i) {
+      token.top.emplace_back(top_tokens[i], top_logprobs[i]);
+    }
+  }
+  return result;
+}
+
+absl::StatusOr<std::vector<float>> CudaRunner::Logits(size_t chunk) const {
+  if (submitted_ != finished_ || finished_ == 0) {
+    return absl::FailedPreconditionError("logits can be read between Wait and Submit only");
+  }
+  const Flight& flight = flights_[(finished_ - 1) % flights_.size()];
+  if (chunk >= flight.step.slots.size() || flight.step.slots[chunk] < 0) {
+    return absl::InvalidArgumentError(absl::StrCat("chunk ", chunk, " sampled nothing"));
+  }
+  std::vector<float> logits(static_cast<size_t>(config_.vocab_size));
+  const float* from = forward_->logits() + int64_t{flight.step.slots[chunk]} * config_.vocab_size;
+  absl::Status status = CudaStatus(
+      cudaMemcpy(logits.data(), from, logits.size() * sizeof(float), cudaMemcpyDeviceToHost),
+      "read logits");
+  if (!status.ok()) return status;
+  return logits;
+}
+
+}  // namespace palimpsest::cuda

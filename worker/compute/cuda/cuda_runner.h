@@ -1,0 +1,145 @@
+// The GPU back-end: runs step plans of a Llama-family model on one NVIDIA GPU (sm_80 and newer).
+//
+// Decode steps are replayed as CUDA graphs, one for each of a ladder of batch sizes; their padding
+// rows live in the null block. Steps with prompt chunks run kernel by kernel. Two steps may be in
+// flight: the host prepares one while the GPU runs the other. A step costs one copy to the GPU
+// (one more for a prefill's plan), one copy back and one event; nothing is allocated.
+//
+// Determinism: the same plans in the same order, on the same kind of GPU with the same file of GEMM
+// algorithms, give the same tokens and log-probabilities bit for bit, pipelined or not. A row's
+// numbers may depend on the number of rows in its step, for which other algorithms may be used.
+//
+// Memory: everything but the CUDA context and the graphs lies in ModelMemory::workspace. Block ids
+// beyond the KV region address the workspace, whose first whole block is the null block.
+//
+// An error of a kernel is final: Wait returns it and so does every later call.
+#ifndef PALIMPSEST_WORKER_COMPUTE_CUDA_CUDA_RUNNER_H_
+#define PALIMPSEST_WORKER_COMPUTE_CUDA_CUDA_RUNNER_H_
+
+#include <cuda_runtime_api.h>
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/bytes.h"
+#include "worker/compute/cuda/forward.h"
+#include "worker/compute/cuda/gemm.h"
+#include "worker/compute/cuda/step_packer.h"
+#include "worker/core/model_runner.h"
+#include "worker/core/step_plan.h"
+#include "worker/model/image_layout.h"
+#include "worker/model/model_config.h"
+
+namespace palimpsest::cuda {
+
+struct CudaRunnerOptions {
+  int device = 0;
+  int32_t block_tokens = 16;
+  // The largest step: tokens of all its chunks, and chunks.
+  int32_t max_step_tokens = 8192;
+  int32_t max_sequences = 256;
+  bool graphs = true;
+  // Where chosen GEMM algorithms are kept; empty: they are measured at every start.
+  std::string gemm_cache_file;
+  std::vector<const GemmKernel*> gemm_kernels;
+};
+
+// Counts since the start.
+struct CudaRunnerStats {
+  int64_t graph_steps = 0;
+  int64_t eager_steps = 0;
+  // Rows of graph steps that were padding.
+  int64_t padding_rows = 0;
+};
+
+class CudaRunner final : public ModelRunner {
+ public:
+  // What ModelMemory::workspace must hold, the null block included.
+  static Bytes WorkspaceBytes(const ModelConfig& config, Bytes kv_block_bytes,
+                              const CudaRunnerOptions& options);
+
+  // InvalidArgument if the model's shape is one that the kernels do not take, or the memory is too
+  // small or its weights are not row-major; NotFound without GPU or cuBLASLt. Does not read
+  // parameters. `gate` may be null: everything is readable. All but the options must outlive it.
+  static absl::StatusOr<std::unique_ptr<CudaRunner>> Create(const ModelConfig& config,
+                                                            const ImageLayout& layout,
+                                                            const ModelMemory& memory,
+                                                            ParameterGate* gate,
+                                                            const CudaRunnerOptions& options);
+  // Waits for the steps in flight.
+  ~CudaRunner() override;
+
+  int pipeline_depth() const override { return kMaxPipelineDepth; }
+  absl::Status Submit(const StepPlan& plan) override;
+  absl::StatusOr<StepResult> Wait() override;
+
+  // Logits that a chunk of the last step was sampled from, vocab_size floats; for checks. Only
+  // while no step is in flight.
+  absl::StatusOr<std::vector<float>> Logits(size_t chunk) const;
+
+  // Times each step on the GPU from now on, which keeps steps from following each other closely.
+  void SetTiming(bool on) { timing_ = on; }
+  // Milliseconds that the last step waited for took on the GPU, its copies included.
+  float gpu_milliseconds() const { return gpu_milliseconds_; }
+
+  const CudaRunnerStats& stats() const { return stats_; }
+  const GemmLibrary& gemms() const { return forward_->gemms(); }
+  BlockId null_block() const { return BlockId(static_cast<uint32_t>(packer_options_.null_block)); }
+
+ private:
+  // A step in flight, or the memory for one.
+  struct Flight {
+    std::byte* staging = nullptr;  // pinned, as are the others
+    std::byte* prefill_ints = nullptr;
+    std::byte* results = nullptr;
+    cudaEvent_t begin = nullptr;
+    cudaEvent_t done = nullptr;
+    PackedStep step;
+    std::vector<int32_t> logprobs;  // alternatives wanted, by chunk
+    bool timed = false;
+    absl::Status status;
+  };
+  // Index by whether sequences are split.
+  struct Graphs {
+    int32_t rows = 0;
+    std::array<cudaGraphExec_t, 2> executables = {};
+  };
+
+  CudaRunner(const ModelConfig& config, ParameterGate* gate, const CudaRunnerOptions& options);
+
+  absl::Status Prepare(const ImageLayout& layout, const ModelMemory& memory);
+  absl::Status AllocateHost();
+  absl::Status Capture();
+  absl::StatusOr<cudaGraphExec_t> CaptureOne(int32_t rows, bool split);
+
+  const Graphs* GraphFor(const StepPlan& plan) const;
+  absl::Status AwaitOnStream(int stage);
+  absl::Status Launch(Flight& flight, const Graphs* graphs);
+  absl::Status LaunchGraph(Flight& flight, const Graphs& graphs);
+  absl::Status LaunchEager(Flight& flight);
+  StepResult ReadResult(const Flight& flight) const;
+
+  const ModelConfig config_;
+  ParameterGate* const gate_;
+  const CudaRunnerOptions options_;
+  PackerOptions packer_options_;
+  std::unique_ptr<StepPacker> packer_;
+  std::unique_ptr<Forward> forward_;
+  cudaStream_t stream_ = nullptr;
+  std::vector<Graphs> graphs_;
+  std::array<Flight, kMaxPipelineDepth> flights_;
+  int64_t submitted_ = 0;
+  int64_t finished_ = 0;
+  bool timing_ = false;
+  float gpu_milliseconds_ = 0;
+  CudaRunnerStats stats_;
+};
+
+}  // namespace palimpsest::cuda
+
+#endif  // PALIMPSEST_WORKER_COMPUTE_CUDA_CUDA_RUNNER_H_

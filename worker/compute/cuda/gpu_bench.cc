@@ -1,0 +1,299 @@
+// Measures the GPU runner on random weights of a real model's shape: decode time by batch size,
+// time to the first token by prompt length. Prints one JSON object; no broker, no gRPC.
+#include <cuda_profiler_api.h>
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <chrono>
+#include <fstream>
+#include <iostream>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "CLI/CLI.hpp"
+#include "nlohmann/json.hpp"
+#include "worker/compute/cuda/gpu_model.h"
+
+namespace palimpsest::cuda {
+namespace {
+
+using Json = nlohmann::ordered_json;
+using Clock = std::chrono::steady_clock;
+
+double Milliseconds(Clock::time_point since) {
+  return std::chrono::duration<double, std::milli>(Clock::now() - since).count();
+}
+
+double Median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
+}
+
+[[noreturn]] void Die(const absl::Status& status) {
+  std::cerr << "gpu_bench: " << status << "\n";
+  std::exit(EXIT_FAILURE);
+}
+
+template <typename T>
+T ValueOrDie(absl::StatusOr<T> value) {
+  if (!value.ok()) Die(value.status());
+  return *std::move(value);
+}
+
+void OkOrDie(const absl::Status& status) {
+  if (!status.ok()) Die(status);
+}
+
+ModelConfig Shape(const std::string& name) {
+  ModelConfig c;
+  c.architecture = "LlamaForCausalLM";
+  c.head_dim = 128;
+  c.max_position = 8192;
+  if (name == "llama3-8b") {
+    c.num_layers = 32;
+    c.hidden_size = 4096;
+    c.num_heads = 32;
+    c.num_kv_heads = 8;
+    c.intermediate_size = 14336;
+    c.vocab_size = 128256;
+    c.rope_theta = 500000;
+  } else if (name == "llama2-13b") {
+    c.num_layers = 40;
+    c.hidden_size = 5120;
+    c.num_heads = c.num_kv_heads = 40;
+    c.intermediate_size = 13824;
+    c.vocab_size = 32000;
+  } else {
+    Die(absl::InvalidArgumentError("shape: expected llama3-8b or llama2-13b, got " + name));
+  }
+  return c;
+}
+
+class Bench {
+ public:
+  Bench(const GpuModel& model, const CudaRunnerOptions& options)
+      : model_(model), block_tokens_(options.block_tokens) {
+    const auto start = Clock::now();
+    runner_ = ValueOrDie(model.NewRunner());
+    start_ms_ = Milliseconds(start);
+  }
+
+  CudaRunner& runner() { return *runner_; }
+  double start_ms() const { return start_ms_; }
+
+  // Decodes `steps` tokens of `batch` sequences that hold `context` tokens, two steps in flight.
+  // Returns the wall time of a step.
+  double Decode(int32_t batch, int32_t context, int32_t steps) {
+    Open(batch, context + steps + 1);
+    StepPlan plan = Plan(batch, context, -1);
+    OkOrDie(runner_->Submit(plan));
+    const auto start = Clock::now();
+    for (int32_t step = 1; step <= steps; ++step) {
+      OkOrDie(runner_->Submit(Plan(batch, context + step, 0)));
+      ValueOrDie(runner_->Wait());
+    }
+    const double time = Milliseconds(start);
+    ValueOrDie(runner_->Wait());
+    return time / steps;
+  }
+
+  // One decode step at a time, timed by events on the GPU.
+  double DecodeOnGpu(int32_t batch, int32_t context, int32_t steps) {
+    Open(batch, context + steps + 1);
+    runner_->SetTiming(true);
+    std::vector<double> times;
+    for (int32_t step = 0; step < steps; ++step) {
+      OkOrDie(runner_->Submit(Plan(batch, context + step, -1)));
+      ValueOrDie(runner_->Wait());
+      times.push_back(runner_->gpu_milliseconds());
+    }
+    runner_->SetTiming(false);
+    return Median(times);
+  }
+
+  // From Submit to the first token of a prompt.
+  Json FirstToken(int32_t tokens) {
+    Open(1, tokens);
+    std::vector<TokenId> prompt(static_cast<size_t>(tokens));
+    for (int32_t i = 0; i < tokens; ++i) prompt[i] = (i * 7919 + 13) % model_.config().vocab_size;
+    StepPlan plan;
+    plan.chunks.push_back({prompt, 0, tables_[0], &greedy_});
+    std::vector<double> times;
+    for (int repeat = 0; repeat < 7; ++repeat) {
+      const auto start = Clock::now();
+      OkOrDie(runner_->Submit(plan));
+      ValueOrDie(runner_->Wait());
+      if (repeat > 0) times.push_back(Milliseconds(start));
+    }
+    return {{"tokens", tokens},
+            {"ms", Median(times)},
+            {"ms_min", *std::min_element(times.begin(), times.end())}};
+  }
+
+  // One step between the profiler's marks.
+  void Profile(int32_t batch, int32_t context) {
+    Open(batch, context + 8);
+    for (int32_t step = 0; step < 4; ++step) {
+      if (step == 3) cudaProfilerStart();
+      OkOrDie(runner_->Submit(Plan(batch, context + step, -1)));
+      ValueOrDie(runner_->Wait());
+    }
+    cudaProfilerStop();
+  }
+  void ProfilePrompt(int32_t tokens) {
+    FirstToken(tokens);
+    cudaProfilerStart();
+    Open(1, tokens);
+    const std::vector<TokenId> prompt(static_cast<size_t>(tokens), 17);
+    StepPlan plan;
+    plan.chunks.push_back({prompt, 0, tables_[0], &greedy_});
+    OkOrDie(runner_->Submit(plan));
+    ValueOrDie(runner_->Wait());
+    cudaProfilerStop();
+  }
+
+  void UseSampling(const SamplingParams& params) { greedy_.params = params; }
+
+ private:
+  void Open(int32_t batch, int32_t tokens) {
+    uint32_t next = 1;
+    tables_.clear();
+    for (int32_t i = 0; i < batch; ++i) {
+      tables_.push_back(TakeBlocks(tokens, block_tokens_, &next));
+    }
+    if (next > static_cast<uint32_t>(model_.blocks()) + 1) {
+      Die(absl::ResourceExhaustedError("the KV cache is too small for this measurement"));
+    }
+  }
+
+  // `from` >= 0: each token is the one of the step before.
+  StepPlan Plan(int32_t batch, int32_t position, int32_t from) {
+    StepPlan plan;
+    tokens_.assign(static_cast<size_t>(batch), 100);
+    for (int32_t i = 0; i < batch; ++i) {
+      if (from < 0) tokens_[i] = (i * 101 + position * 31) % model_.config().vocab_size;
+      plan.chunks.push_back({absl::MakeConstSpan(tokens_).subspan(i, 1), position, tables_[i],
+                             &greedy_, from < 0 ? -1 : i});
+    }
+    return plan;
+  }
+
+  const GpuModel& model_;
+  const int32_t block_tokens_;
+  std::unique_ptr<CudaRunner> runner_;
+  double start_ms_ = 0;
+  std::vector<std::vector<BlockId>> tables_;
+  std::vector<TokenId> tokens_;
+  SamplingRequest greedy_ = {.params = {.temperature = 0}, .history = {}, .output_index = 0};
+};
+
+struct Flags {
+  std::string shape = "llama3-8b";
+  std::string out, cache, commit, date;
+  std::string profile;
+  int32_t layers = 0;
+  int32_t steps = 256;
+  bool graphs = true;
+  bool quick = false;
+  std::vector<int32_t> batches = {1, 8, 32, 128, 256};
+  std::vector<int32_t> prompts = {128, 512, 2048, 4000};
+  std::vector<int32_t> profile_batches = {1};
+};
+
+Json Algorithms(const CudaRunner& runner, double start_ms) {
+  return {{"cublaslt", runner.gemms().version()},
+          {"measured", runner.gemms().measured()},
+          {"start_ms", start_ms}};
+}
+
+Json Run(const Flags& flags, const GpuModel& model, const CudaRunnerOptions& options) {
+  Bench bench(model, options);
+  cudaDeviceProp properties;
+  cudaGetDeviceProperties(&properties, options.device);
+  Json out = {{"shape", flags.shape},
+              {"date", flags.date},
+              {"commit", flags.commit},
+              {"gpu", properties.name},
+              {"parameter_bytes", model.parameter_bytes().count()},
+              {"runner", Algorithms(bench.runner(), bench.start_ms())}};
+  if (flags.profile == "decode") {
+    for (const int32_t batch : flags.profile_batches) bench.Profile(batch, 256);
+    return out;
+  }
+  if (flags.profile == "prefill") {
+    bench.ProfilePrompt(4000);
+    return out;
+  }
+  for (const int32_t batch : flags.batches) {
+    bench.Decode(batch, 128, 8);
+    const double ms = bench.Decode(batch, 128, flags.steps);
+    out["decode"].push_back({{"batch", batch},
+                             {"ms_step", ms},
+                             {"tokens_per_s", batch * 1e3 / ms},
+                             {"gpu_ms", bench.DecodeOnGpu(batch, 256, 16)}});
+    std::cerr << out["decode"].back() << std::endl;
+  }
+  for (const int32_t tokens : flags.prompts) {
+    out["first_token"].push_back(bench.FirstToken(tokens));
+    std::cerr << out["first_token"].back() << std::endl;
+  }
+  if (flags.quick) return out;
+  const int32_t context = 4000;
+  const double ms = bench.Decode(32, context, 64);
+  out["long_context"] = {{"batch", 32}, {"context", context}, {"ms_step", ms}};
+  std::cerr << out["long_context"] << std::endl;
+  SamplingParams params;
+  params.temperature = 0.8f;
+  params.top_k = 50;
+  params.top_p = 0.95f;
+  params.seed = 1;
+  bench.UseSampling(params);
+  for (const int32_t batch : {1, 256}) {
+    out["decode_top_k_top_p"].push_back(
+        {{"batch", batch}, {"ms_step", bench.Decode(batch, 128, 64)}});
+    std::cerr << out["decode_top_k_top_p"].back() << std::endl;
+  }
+  size_t free = 0, total = 0;
+  cudaMemGetInfo(&free, &total);
+  out["gpu_bytes_used"] = total - free;
+  return out;
+}
+
+int Main(int argc, char** argv) {
+  Flags flags;
+  CLI::App app("Measures the GPU runner on random weights");
+  app.add_option("--shape", flags.shape, "llama3-8b or llama2-13b");
+  app.add_option("--out", flags.out, "file for the JSON");
+  app.add_option("--gemm-cache", flags.cache, "file of GEMM algorithms");
+  app.add_option("--commit", flags.commit, "commit of this program, for the JSON");
+  app.add_option("--date", flags.date, "date, for the JSON");
+  app.add_option("--layers", flags.layers, "layers instead of the shape's");
+  app.add_option("--steps", flags.steps, "decode steps of each measurement");
+  app.add_option("--batches", flags.batches, "batch sizes")->delimiter(',');
+  app.add_option("--prompts", flags.prompts, "prompt lengths")->delimiter(',');
+  app.add_option("--profile", flags.profile, "decode or prefill: one step for a profiler");
+  app.add_option("--profile-batches", flags.profile_batches, "batch sizes")->delimiter(',');
+  app.add_flag("--graphs,!--no-graphs", flags.graphs, "replay decode steps as graphs");
+  app.add_flag("--quick", flags.quick, "only decode and first token");
+  CLI11_PARSE(app, argc, argv);
+
+  ModelConfig config = Shape(flags.shape);
+  if (flags.layers > 0) config.num_layers = flags.layers;
+  CudaRunnerOptions options;
+  options.graphs = flags.graphs && flags.profile.empty();
+  options.gemm_cache_file = flags.cache;
+  const auto model = ValueOrDie(GpuModel::Create(config, 140000, options));
+  OkOrDie(model->FillRandom(1));
+  OkOrDie(model->FillKv(2));
+  const std::string text = Run(flags, *model, options).dump(1);
+  std::cout << text << "\n";
+  if (!flags.out.empty()) std::ofstream(flags.out) << text << "\n";
+  return EXIT_SUCCESS;
+}
+
+}  // namespace
+}  // namespace palimpsest::cuda
+
+int main(int argc, char** argv) { return palimpsest::cuda::Main(argc, argv); }

@@ -1,0 +1,414 @@
+// Checks the GPU runner on the GPU machine: logits against a reference, equal results when plans
+// are replayed or pipelined, harmless padding rows, sampling against worker/core/sampling.h.
+//
+//   gpu_check --model FOLDER [--out FILE]
+//
+// FOLDER is a Hugging Face folder with, beside the model, what tools/reference/make_reference.py
+// wrote: tokens.bin (int32), logits_fp32.bin and logits_bf16.bin (float32, [tokens, vocabulary]).
+// Prints one JSON object; exits with 1 if a check failed.
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <fstream>
+#include <iostream>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "CLI/CLI.hpp"
+#include "nlohmann/json.hpp"
+#include "worker/compute/cuda/gpu_model.h"
+#include "worker/core/sampling.h"
+
+namespace palimpsest::cuda {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr int32_t kBlockTokens = 16;
+constexpr int32_t kMaxSequences = 40;
+
+[[noreturn]] void Die(const absl::Status& status) {
+  std::cerr << "gpu_check: " << status << "\n";
+  std::exit(EXIT_FAILURE);
+}
+
+template <typename T>
+T ValueOrDie(absl::StatusOr<T> value) {
+  if (!value.ok()) Die(value.status());
+  return *std::move(value);
+}
+
+void OkOrDie(const absl::Status& status) {
+  if (!status.ok()) Die(status);
+}
+
+template <typename T>
+std::vector<T> ReadFile(const std::string& path) {
+  std::ifstream file(path, std::ios::binary | std::ios::ate);
+  if (!file) Die(absl::NotFoundError(path));
+  std::vector<T> data(static_cast<size_t>(file.tellg()) / sizeof(T));
+  file.seekg(0);
+  file.read(reinterpret_cast<char*>(data.data()),
+            static_cast<std::streamsize>(data.size() * sizeof(T)));
+  return data;
+}
+
+SamplingRequest Greedy() {
+  SamplingRequest request;
+  request.params.temperature = 0;
+  return request;
+}
+
+// Largest and mean difference to a reference.
+struct Difference {
+  double largest = 0, sum = 0;
+  int64_t count = 0;
+
+  void Add(absl::Span<const float> got, const float* expected) {
+    for (size_t i = 0; i < got.size(); ++i) {
+      const double d = std::abs(double{got[i]} - expected[i]);
+      largest = std::isnan(d) ? INFINITY : std::max(largest, d);
+      sum += d;
+    }
+    count += static_cast<int64_t>(got.size());
+  }
+  double mean() const { return sum / static_cast<double>(std::max<int64_t>(count, 1)); }
+};
+
+struct Sequence {
+  std::vector<TokenId> tokens;
+  std::vector<BlockId> blocks;
+};
+
+class Check {
+ public:
+  Check(GpuModel& model, const std::string& folder)
+      : model_(model),
+        tokens_(ReadFile<TokenId>(folder + "/tokens.bin")),
+        fp32_(ReadFile<float>(folder + "/logits_fp32.bin")),
+        bf16_(ReadFile<float>(folder + "/logits_bf16.bin")),
+        vocabulary_(static_cast<size_t>(model.config().vocab_size)) {}
+
+  Json RunAll(bool& passed) {
+    Json out;
+    const auto add = [&](const char* name, Json result) {
+      passed = passed && result.at("ok").get<bool>();
+      out[name] = std::move(result);
+      std::cerr << name << ": " << out[name] << std::endl;
+    };
+    add("decode_logits", DecodeLogits());
+    add("prefill_logits", PrefillLogits());
+    add("mixed_logits", MixedLogits());
+    add("replay", Replay());
+    add("pipelined", Pipelined());
+    add("padding", Padding());
+    add("sampling", Sampling());
+    return out;
+  }
+
+ private:
+  // Submits and waits; returns the chunks' tokens.
+  std::vector<SampledToken> Step(CudaRunner& runner, const StepPlan& plan) {
+    OkOrDie(runner.Submit(plan));
+    const StepResult result = ValueOrDie(runner.Wait());
+    std::vector<SampledToken> tokens;
+    for (const auto& sampled : result.sampled) tokens.push_back(sampled.value_or(SampledToken()));
+    return tokens;
+  }
+
+  std::vector<BlockId> Open(int32_t tokens) { return TakeBlocks(tokens, kBlockTokens, &next_); }
+  void CloseAll() { next_ = 1; }
+
+  Json Judge(const Difference& got, const Difference& own) const {
+    return {{"ok", got.largest <= 2 * own.largest && got.mean() <= 2 * own.mean()},
+            {"max_error", got.largest},
+            {"mean_error", got.mean()},
+            {"max_error_of_bf16", own.largest},
+            {"mean_error_of_bf16", own.mean()},
+            {"positions", got.count / static_cast<int64_t>(vocabulary_)}};
+  }
+
+  // Logits of a chunk that ends with token `last`, beside the reference's own error there.
+  void Compare(CudaRunner& runner, size_t chunk, size_t last, Difference& got, Difference& own) {
+    const std::vector<float> logits = ValueOrDie(runner.Logits(chunk));
+    const float* reference = fp32_.data() + last * vocabulary_;
+    got.Add(logits, reference);
+    own.Add(absl::MakeConstSpan(bf16_).subspan(last * vocabulary_, vocabulary_), reference);
+  }
+
+  // One token after another, through the graphs.
+  Json DecodeLogits() {
+    CloseAll();
+    const auto runner = ValueOrDie(model_.NewRunner());
+    const SamplingRequest greedy = Greedy();
+    const auto blocks = Open(static_cast<int32_t>(tokens_.size()));
+    Difference got, own;
+    for (size_t t = 0; t < tokens_.size(); ++t) {
+      StepPlan plan;
+      plan.chunks.push_back(
+          {absl::MakeConstSpan(tokens_).subspan(t, 1), static_cast<int32_t>(t), blocks, &greedy});
+      Step(*runner, plan);
+      Compare(*runner, 0, t, got, own);
+    }
+    Json json = Judge(got, own);
+    json["graph_steps"] = runner->stats().graph_steps;
+    return json;
+  }
+
+  // The prompt in chunks of different lengths.
+  Json PrefillLogits() {
+    const auto runner = ValueOrDie(model_.NewRunner());
+    const SamplingRequest greedy = Greedy();
+    Difference got, own;
+    for (const size_t length : {2, 3, 15, 16, 17, 31, 64, 100, 128, 129, 200, 300}) {
+      CloseAll();
+      const auto blocks = Open(static_cast<int32_t>(tokens_.size()));
+      for (size_t t = 0; t < tokens_.size(); t += length) {
+        const size_t count = std::min(length, tokens_.size() - t);
+        StepPlan plan;
+        plan.chunks.push_back({absl::MakeConstSpan(tokens_).subspan(t, count),
+                               static_cast<int32_t>(t), blocks, &greedy});
+        Step(*runner, plan);
+        Compare(*runner, 0, t + count - 1, got, own);
+      }
+    }
+    return Judge(got, own);
+  }
+
+  // Decodes and prompt chunks of several sequences in one step.
+  Json MixedLogits() {
+    CloseAll();
+    const auto runner = ValueOrDie(model_.NewRunner());
+    const SamplingRequest greedy = Greedy();
+    std::mt19937 random(5);
+    Difference got, own;
+    struct Cursor {
+      size_t at = 0;
+      std::vector<BlockId> blocks;
+    };
+    std::vector<Cursor> cursors(12);
+    for (Cursor& cursor : cursors) cursor.blocks = Open(static_cast<int32_t>(tokens_.size()));
+    while (true) {
+      StepPlan plan;
+      std::vector<size_t> last;
+      for (Cursor& cursor : cursors) {
+        if (cursor.at == tokens_.size() || random() % 4 == 0) continue;
+        const size_t wanted = random() % 2 == 0 ? 1 : 1 + random() % 40;
+        const size_t count = std::min(wanted, tokens_.size() - cursor.at);
+        plan.chunks.push_back({absl::MakeConstSpan(tokens_).subspan(cursor.at, count),
+                               static_cast<int32_t>(cursor.at), cursor.blocks,
+                               random() % 5 == 0 ? nullptr : &greedy});
+        cursor.at += count;
+        last.push_back(cursor.at - 1);
+      }
+      if (plan.chunks.empty()) {
+        if (std::all_of(cursors.begin(), cursors.end(),
+                        [&](const Cursor& c) { return c.at == tokens_.size(); })) {
+          break;
+        }
+        continue;
+      }
+      Step(*runner, plan);
+      for (size_t c = 0; c < plan.chunks.size(); ++c) {
+        if (plan.chunks[c].sampling != nullptr) Compare(*runner, c, last[c], got, own);
+      }
+    }
+    Json json = Judge(got, own);
+    json["eager_steps"] = runner->stats().eager_steps;
+    json["graph_steps"] = runner->stats().graph_steps;
+    return json;
+  }
+
+  // Generates with `sequences` sequences; every token's bits, in order.
+  std::vector<int64_t> Generate(CudaRunner& runner, int sequences, int steps, bool pipelined,
+                                bool sampled) {
+    CloseAll();
+    std::vector<std::vector<BlockId>> blocks;
+    std::vector<SamplingRequest> requests(static_cast<size_t>(sequences), Greedy());
+    std::vector<std::vector<TokenId>> histories(static_cast<size_t>(sequences));
+    StepPlan plan;
+    for (int s = 0; s < sequences; ++s) {
+      const size_t prompt = 5 + static_cast<size_t>(s * 13) % 90;
+      blocks.push_back(Open(static_cast<int32_t>(prompt) + steps + 1));
+      histories[s].assign(tokens_.begin(), tokens_.begin() + static_cast<int64_t>(prompt));
+      SamplingParams& params = requests[s].params;
+      params.logprobs = 2;
+      if (sampled) {
+        params.temperature = 0.5f + 0.1f * static_cast<float>(s % 8);
+        params.top_p = s % 3 == 0 ? 0.9f : 1.0f;
+        params.top_k = s % 2 == 0 ? 40 : 0;
+        params.repetition_penalty = s % 4 == 1 ? 1.3f : 1.0f;
+        params.seed = static_cast<uint64_t>(s);
+      }
+      requests[s].history = histories[s];
+    }
+    for (int s = 0; s < sequences; ++s) {
+      plan.chunks.push_back({histories[s], 0, blocks[s], &requests[s]});
+    }
+    std::vector<int64_t> bits;
+    const auto take = [&](const StepResult& result) {
+      for (int s = 0; s < sequences; ++s) {
+        const SampledToken& token = *result.sampled[s];
+        histories[s].push_back(token.token);
+        bits.push_back(token.token);
+        int32_t float_bits;
+        for (const float value : {token.logprob, token.top[0].second, token.top[1].second}) {
+          std::memcpy(&float_bits, &value, 4);
+          bits.push_back(float_bits);
+        }
+      }
+    };
+    OkOrDie(runner.Submit(plan));
+    for (int step = 0; step < steps; ++step) {
+      if (!pipelined) take(ValueOrDie(runner.Wait()));
+      plan.chunks.clear();
+      std::vector<TokenId> last(static_cast<size_t>(sequences));
+      for (int s = 0; s < sequences; ++s) {
+        requests[s].output_index = step + 1;
+        requests[s].history = histories[s];
+        const auto position = static_cast<int32_t>(histories[s].size()) - (pipelined ? 0 : 1);
+        last[s] = pipelined ? 0 : histories[s].back();
+        plan.chunks.push_back({absl::MakeConstSpan(last).subspan(s, 1), position, blocks[s],
+                               &requests[s], pipelined ? s : -1});
+      }
+      OkOrDie(runner.Submit(plan));
+      if (pipelined) take(ValueOrDie(runner.Wait()));
+    }
+    take(ValueOrDie(runner.Wait()));
+    return bits;
+  }
+
+  Json Replay() {
+    const auto first = ValueOrDie(model_.NewRunner());
+    const auto second = ValueOrDie(model_.NewRunner());
+    int64_t differ = 0, count = 0;
+    for (const int sequences : {1, 3, 8, 17, 33}) {
+      const auto a = Generate(*first, sequences, 20, false, true);
+      const auto b = Generate(*second, sequences, 20, false, true);
+      for (size_t i = 0; i < a.size(); ++i) differ += a[i] != b[i];
+      count += static_cast<int64_t>(a.size());
+    }
+    return {{"ok", differ == 0}, {"values", count}, {"differ", differ}};
+  }
+
+  Json Pipelined() {
+    const auto runner = ValueOrDie(model_.NewRunner());
+    int64_t differ = 0, count = 0;
+    for (const bool sampled : {false, true}) {
+      for (const int sequences : {1, 7, 20}) {
+        const auto a = Generate(*runner, sequences, 30, false, sampled);
+        const auto b = Generate(*runner, sequences, 30, true, sampled);
+        for (size_t i = 0; i < a.size(); ++i) differ += a[i] != b[i];
+        count += static_cast<int64_t>(a.size());
+      }
+    }
+    return {{"ok", differ == 0}, {"values", count}, {"differ", differ}};
+  }
+
+  // Whatever the null block holds, the real rows have the same bits.
+  Json Padding() {
+    const auto runner = ValueOrDie(model_.NewRunner());
+    const auto expected = Generate(*runner, 5, 20, false, true);
+    const int64_t padded = runner->stats().padding_rows;
+    OkOrDie(model_.FillNullBlock(0xff));
+    const auto poisoned = Generate(*runner, 5, 20, false, true);
+    return {{"ok", expected == poisoned && padded > 0}, {"padding_rows", padded}};
+  }
+
+  // The tokens and log-probabilities that worker/core/sampling.h gives for the same logits.
+  Json Sampling() {
+    CloseAll();
+    const auto runner = ValueOrDie(model_.NewRunner());
+    const int32_t sequences = 32;
+    std::vector<std::vector<BlockId>> blocks;
+    for (int32_t s = 0; s < sequences; ++s) blocks.push_back(Open(64));
+    std::mt19937 random(9);
+    SamplingScratch scratch;
+    int64_t differ = 0, count = 0, top_differ = 0;
+    double logprob_error = 0;
+    const std::vector<TokenId> history(tokens_.begin(), tokens_.begin() + 48);
+    for (int step = 0; step < 48; ++step) {
+      StepPlan plan;
+      std::vector<SamplingRequest> requests(sequences);
+      for (int32_t s = 0; s < sequences; ++s) {
+        SamplingParams& params = requests[s].params;
+        params.temperature =
+            random() % 8 == 0 ? 0 : 0.3f + 0.1f * static_cast<float>(random() % 20);
+        params.top_k = random() % 2 == 0 ? 0 : static_cast<int32_t>(1 + random() % 300);
+        params.top_p = random() % 2 == 0 ? 1 : 0.05f + 0.05f * static_cast<float>(random() % 19);
+        params.min_p = random() % 3 != 0 ? 0 : 0.02f * static_cast<float>(1 + random() % 20);
+        params.repetition_penalty =
+            random() % 3 != 0 ? 1 : 0.8f + 0.1f * static_cast<float>(random() % 8);
+        params.logprobs = random() % 3 != 0 ? -1 : static_cast<int32_t>(random() % 21);
+        params.seed = random();
+        requests[s].output_index = step;
+        requests[s].history = history;
+        plan.chunks.push_back(
+            {absl::MakeConstSpan(tokens_).subspan(step, 1), step, blocks[s], &requests[s]});
+      }
+      const std::vector<SampledToken> got = Step(*runner, plan);
+      for (int32_t s = 0; s < sequences; ++s) {
+        const std::vector<float> logits = ValueOrDie(runner->Logits(s));
+        const SampledToken expected = Sample(logits, requests[s], scratch);
+        ++count;
+        if (got[s].token != expected.token) {
+          ++differ;
+          continue;
+        }
+        if (requests[s].params.logprobs < 0) continue;
+        logprob_error =
+            std::max(logprob_error, std::abs(double{got[s].logprob} - expected.logprob));
+        top_differ += got[s].top.size() != expected.top.size();
+        for (size_t i = 0; i < std::min(got[s].top.size(), expected.top.size()); ++i) {
+          top_differ += got[s].top[i].first != expected.top[i].first;
+        }
+      }
+    }
+    return {{"ok", differ * 200 <= count && top_differ == 0 && logprob_error < 1e-4},
+            {"samples", count},
+            {"tokens_differ", differ},
+            {"alternatives_differ", top_differ},
+            {"max_logprob_error", logprob_error}};
+  }
+
+  GpuModel& model_;
+  const std::vector<TokenId> tokens_;
+  const std::vector<float> fp32_;
+  const std::vector<float> bf16_;
+  const size_t vocabulary_;
+  uint32_t next_ = 1;
+};
+
+int Main(int argc, char** argv) {
+  std::string folder, out, cache;
+  CLI::App app("Checks the GPU runner against a reference");
+  app.add_option("--model", folder, "folder of make_reference.py")->required();
+  app.add_option("--out", out, "file for the JSON");
+  app.add_option("--gemm-cache", cache, "file of GEMM algorithms");
+  CLI11_PARSE(app, argc, argv);
+
+  const ModelConfig config = ValueOrDie(ReadModelConfig(folder));
+  CudaRunnerOptions options;
+  options.block_tokens = kBlockTokens;
+  options.max_sequences = kMaxSequences;
+  options.max_step_tokens = 4096;
+  options.gemm_cache_file = cache;
+  const auto model = ValueOrDie(GpuModel::Create(config, 32768, options));
+  OkOrDie(model->LoadFolder(folder));
+  Check check(*model, folder);
+  bool passed = true;
+  Json json = {{"model", folder}, {"checks", check.RunAll(passed)}, {"passed", passed}};
+  json["passed"] = passed;
+  std::cout << json.dump(1) << "\n";
+  if (!out.empty()) std::ofstream(out) << json.dump(1) << "\n";
+  return passed ? EXIT_SUCCESS : EXIT_FAILURE;
+}
+
+}  // namespace
+}  // namespace palimpsest::cuda
+
+int main(int argc, char** argv) { return palimpsest::cuda::Main(argc, argv); }

@@ -1,0 +1,181 @@
+#include <algorithm>
+
+#include "worker/compute/cuda/device_util.cuh"
+#include "worker/compute/cuda/kernels.h"
+
+namespace palimpsest::cuda {
+namespace {
+
+constexpr int kVector = 8;
+constexpr int kMaxThreads = 1024;
+constexpr int kNormVectors = 4;  // of each thread, at most
+
+int ThreadsFor(int vectors) { return std::clamp((vectors + 31) / 32 * 32, 32, kMaxThreads); }
+
+__global__ void EmbedKernel(EmbedArgs args) {
+  AwaitPrevious();
+  const int row = blockIdx.x;
+  int token = args.tokens[row];
+  if (token < 0) token = args.sampled[-1 - token];
+  const auto* from = static_cast<const Vector8*>(args.table) +
+                     static_cast<int64_t>(token) * (args.hidden / kVector);
+  auto* to = static_cast<Vector8*>(args.hidden_states) +
+             static_cast<int64_t>(row) * (args.hidden / kVector);
+  for (int i = threadIdx.x; i < args.hidden / kVector; i += blockDim.x) to[i] = from[i];
+  const auto position = static_cast<float>(args.positions[row]);
+  for (int i = threadIdx.x; i < args.half_dim; i += blockDim.x) {
+    float2 rotation;
+    sincosf(position * args.frequencies[i], &rotation.y, &rotation.x);
+    args.rotations[static_cast<int64_t>(row) * args.half_dim + i] = rotation;
+  }
+  if (threadIdx.x == 0) args.input_tokens[row] = token;
+  LetNextLaunch();
+}
+
+__global__ void RmsNormKernel(RmsNormArgs args) {
+  __shared__ float sums[32];
+  const int vectors = args.size / kVector;
+  const auto* weight = static_cast<const Vector8*>(args.weight);
+  AwaitPrevious();
+  LetNextLaunch();
+  const int64_t row = args.row_indexes == nullptr ? blockIdx.x : args.row_indexes[blockIdx.x];
+  const auto* input = static_cast<const Vector8*>(args.input) + row * vectors;
+  auto* output = static_cast<Vector8*>(args.output) + static_cast<int64_t>(blockIdx.x) * vectors;
+  Vector8 held[kNormVectors];
+  float sum = 0;
+#pragma unroll
+  for (int i = 0; i < kNormVectors; ++i) {
+    const int at = threadIdx.x + i * blockDim.x;
+    if (at >= vectors) break;
+    held[i] = input[at];
+    float values[8];
+    held[i].Unpack(values);
+#pragma unroll
+    for (int j = 0; j < 8; ++j) sum += values[j] * values[j];
+  }
+  sum = WarpSum(sum);
+  if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = sum;
+  __syncthreads();
+  const int warps = blockDim.x / 32;
+  const float total = WarpSum(threadIdx.x % 32 < warps ? sums[threadIdx.x % 32] : 0.0f);
+  const float scale = rsqrtf(total / static_cast<float>(args.size) + args.epsilon);
+#pragma unroll
+  for (int i = 0; i < kNormVectors; ++i) {
+    const int at = threadIdx.x + i * blockDim.x;
+    if (at >= vectors) break;
+    float values[8], weights[8];
+    held[i].Unpack(values);
+    weight[at].Unpack(weights);
+#pragma unroll
+    for (int j = 0; j < 8; ++j) values[j] *= scale * weights[j];
+    output[at] = Vector8::Pack(values);
+  }
+}
+
+// One block per row; a thread takes eight pairs of one head, or eight elements of a value.
+__global__ void RopeAppendKernel(RopeAppendArgs args) {
+  AwaitPrevious();
+  LetNextLaunch();
+  const int64_t row = blockIdx.x;
+  const int per_head = args.half_dim / kVector;
+  const int rotated = (args.heads + args.kv_heads) * per_head;
+  const int copied = args.kv_heads * 2 * per_head;
+  auto* qkv =
+      static_cast<Vector8*>(args.qkv) + row * (args.heads + 2 * args.kv_heads) * 2 * per_head;
+  const int64_t slot = args.kv_slots[row] / kVector;
+  auto* keys = static_cast<Vector8*>(args.keys) + slot;
+  auto* values = static_cast<Vector8*>(args.values) + slot;
+  for (int i = threadIdx.x; i < rotated + copied; i += blockDim.x) {
+    if (i >= rotated) {
+      const int at = i - rotated;
+      values[at] = qkv[(args.heads + args.kv_heads) * 2 * per_head + at];
+      continue;
+    }
+    const int head = i / per_head;
+    const int part = i % per_head;
+    Vector8* const from = qkv + head * 2 * per_head + part;
+    float low[8], high[8];
+    from[0].Unpack(low);
+    from[per_head].Unpack(high);
+    const float2* rotation = args.rotations + row * args.half_dim + part * kVector;
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const float2 r = rotation[j];
+      const float rotated_low = low[j] * r.x - high[j] * r.y;
+      high[j] = high[j] * r.x + low[j] * r.y;
+      low[j] = rotated_low;
+    }
+    Vector8* const to = head < args.heads ? from : keys + (head - args.heads) * 2 * per_head + part;
+    to[0] = Vector8::Pack(low);
+    to[per_head] = Vector8::Pack(high);
+  }
+}
+
+__global__ void SiluMultiplyKernel(const Vector8* input, Vector8* output, int vectors) {
+  AwaitPrevious();
+  LetNextLaunch();
+  const int64_t row = blockIdx.y;
+  const int at = blockIdx.x * blockDim.x + threadIdx.x;
+  if (at >= vectors) return;
+  float gate[8], up[8];
+  input[row * 2 * vectors + at].Unpack(gate);
+  input[row * 2 * vectors + vectors + at].Unpack(up);
+#pragma unroll
+  for (int j = 0; j < 8; ++j) gate[j] = gate[j] / (1.0f + __expf(-gate[j])) * up[j];
+  output[row * vectors + at] = Vector8::Pack(gate);
+}
+
+// The finaliser of SplitMix64.
+__device__ inline uint64_t Mix(uint64_t x) {
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
+  return x ^ (x >> 31);
+}
+
+__global__ void FillUniformKernel(__nv_bfloat16* output, int64_t count, float middle, float spread,
+                                  uint64_t seed) {
+  const int64_t stride = static_cast<int64_t>(gridDim.x) * blockDim.x;
+  for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < count;
+       i += stride) {
+    const uint64_t bits = Mix(seed + 0x9e3779b97f4a7c15ull * static_cast<uint64_t>(i + 1));
+    const float unit = static_cast<float>(bits >> 40) * 0x1p-23f - 1.0f;
+    output[i] = __float2bfloat16(middle + spread * unit);
+  }
+}
+
+}  // namespace
+
+cudaError_t Embed(const EmbedArgs& args, cudaStream_t stream) {
+  return LaunchOverlapped(EmbedKernel, args.rows, ThreadsFor(args.hidden / kVector / 2), 0, stream,
+                          args);
+}
+
+cudaError_t RmsNorm(const RmsNormArgs& args, cudaStream_t stream) {
+  return LaunchOverlapped(RmsNormKernel, args.rows, ThreadsFor(args.size / kVector), 0, stream,
+                          args);
+}
+
+cudaError_t RopeAppend(const RopeAppendArgs& args, cudaStream_t stream) {
+  const int items = (args.heads + 3 * args.kv_heads) * args.half_dim / kVector;
+  return LaunchOverlapped(RopeAppendKernel, args.rows, std::min(ThreadsFor(items), 512), 0, stream,
+                          args);
+}
+
+cudaError_t SiluMultiply(const void* input, void* output, int32_t rows, int32_t size,
+                         cudaStream_t stream) {
+  const int vectors = size / kVector;
+  const int threads = std::min(ThreadsFor(vectors), 256);
+  return LaunchOverlapped(SiluMultiplyKernel, dim3((vectors + threads - 1) / threads, rows),
+                          threads, 0, stream, static_cast<const Vector8*>(input),
+                          static_cast<Vector8*>(output), vectors);
+}
+
+cudaError_t FillUniform(void* output, int64_t count, float middle, float spread, uint64_t seed,
+                        cudaStream_t stream) {
+  const auto blocks = static_cast<unsigned>(std::clamp<int64_t>(count / 1024, 1, 4096));
+  FillUniformKernel<<<blocks, 256, 0, stream>>>(static_cast<__nv_bfloat16*>(output), count, middle,
+                                                spread, seed);
+  return cudaGetLastError();
+}
+
+}  // namespace palimpsest::cuda

@@ -1,0 +1,66 @@
+// The small kernels between matrix products and attention. Pointers are to device memory, numbers
+// are bfloat16 unless the name says otherwise, matrices are row-major without padding, and rows
+// have a multiple of 8 elements and are aligned to 16 bytes. Functions only enqueue on `stream`;
+// they may be captured into a graph. Kernels wait for the one before them on the device
+// (programmatic dependent launch), so that their launch overlaps its end.
+#ifndef PALIMPSEST_WORKER_COMPUTE_CUDA_KERNELS_H_
+#define PALIMPSEST_WORKER_COMPUTE_CUDA_KERNELS_H_
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+namespace palimpsest::cuda {
+
+struct EmbedArgs {
+  const int32_t* tokens = nullptr;  // [rows]; -1 - i: the token in sampled[i]
+  const int32_t* positions = nullptr;
+  const int32_t* sampled = nullptr;
+  const float* frequencies = nullptr;  // [half_dim] radians per position
+  const void* table = nullptr;         // [vocabulary, hidden]
+  int32_t* input_tokens = nullptr;     // out: [rows], the tokens that were looked up
+  void* hidden_states = nullptr;       // out: [rows, hidden]
+  float2* rotations = nullptr;         // out: [rows, half_dim] cosine and sine
+  int32_t rows = 0;
+  int32_t hidden = 0;
+  int32_t half_dim = 0;
+};
+cudaError_t Embed(const EmbedArgs& args, cudaStream_t stream);
+
+struct RmsNormArgs {
+  const void* input = nullptr;           // [*, size]
+  const void* weight = nullptr;          // [size]
+  const int32_t* row_indexes = nullptr;  // rows of `input` to take; null: the first `rows`
+  void* output = nullptr;                // [rows, size]
+  int32_t rows = 0;
+  int32_t size = 0;  // at most 32,768
+  float epsilon = 0;
+};
+cudaError_t RmsNorm(const RmsNormArgs& args, cudaStream_t stream);
+
+// Rotates queries and keys by position, in place for queries; keys and values go to the KV blocks.
+struct RopeAppendArgs {
+  void* qkv = nullptr;                // [rows, (heads + 2 kv_heads) * 2 * half_dim]
+  const float2* rotations = nullptr;  // [rows, half_dim]
+  const int64_t* kv_slots = nullptr;  // [rows]: elements from `keys` (or `values`) to the token
+  void* keys = nullptr;               // of one layer, in block 0
+  void* values = nullptr;
+  int32_t rows = 0;
+  int32_t heads = 0;
+  int32_t kv_heads = 0;
+  int32_t half_dim = 0;  // a multiple of 8
+};
+cudaError_t RopeAppend(const RopeAppendArgs& args, cudaStream_t stream);
+
+// output[r, i] = silu(input[r, i]) * input[r, size + i].
+cudaError_t SiluMultiply(const void* input, void* output, int32_t rows, int32_t size,
+                         cudaStream_t stream);
+
+// Fills with numbers of the given middle, uniform within `spread`; element i depends on seed and i
+// alone.
+cudaError_t FillUniform(void* output, int64_t count, float middle, float spread, uint64_t seed,
+                        cudaStream_t stream);
+
+}  // namespace palimpsest::cuda
+
+#endif  // PALIMPSEST_WORKER_COMPUTE_CUDA_KERNELS_H_

@@ -1,0 +1,59 @@
+// Chooses the next token of each row on the GPU, with the fields, the order of filters and the
+// random numbers of worker/core/sampling.h. Probabilities are summed as 2^-40 integers, so that a
+// result depends on its row alone, bit for bit, and not on the order of threads.
+#ifndef PALIMPSEST_WORKER_COMPUTE_CUDA_SAMPLER_H_
+#define PALIMPSEST_WORKER_COMPUTE_CUDA_SAMPLER_H_
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+namespace palimpsest::cuda {
+
+// Most alternatives whose log-probabilities are reported.
+inline constexpr int32_t kMaxTop = 20;
+
+// One row's part of a step's staging buffer.
+struct SamplingRow {
+  uint64_t seed = 0;
+  uint64_t output_index = 0;
+  float temperature = 0;  // 0: the largest logit
+  float top_p = 1;
+  float min_p = 0;
+  float repetition_penalty = 1;
+  int32_t top_k = 0;
+  int32_t logprobs = -1;
+  // Tokens that the penalty applies to: history[history_begin .. + history_count) and, if
+  // input_row is not negative, input_tokens[input_row].
+  int32_t history_begin = 0;
+  int32_t history_count = 0;
+  int32_t input_row = -1;
+  int32_t padding = 0;
+};
+static_assert(sizeof(SamplingRow) == 56);
+
+struct SampleArgs {
+  const float* logits = nullptr;  // [rows, vocabulary]
+  const SamplingRow* requests = nullptr;
+  const int32_t* history = nullptr;
+  const int32_t* input_tokens = nullptr;
+  int32_t* tokens = nullptr;      // out: [rows]
+  float* logprobs = nullptr;      // out: [rows]
+  int32_t* top_tokens = nullptr;  // out: [rows, kMaxTop]
+  float* top_logprobs = nullptr;  // out: [rows, kMaxTop]
+  int32_t rows = 0;
+  int32_t vocabulary = 0;
+};
+
+// Largest vocabulary that SampleRows takes.
+inline constexpr int32_t kMaxVocabulary = 1 << 20;
+
+// Raises the kernel's shared memory limit; once per device, before the first SampleRows.
+cudaError_t PrepareSampler(int32_t vocabulary);
+
+// Enqueues; may be captured into a graph.
+cudaError_t SampleRows(const SampleArgs& args, cudaStream_t stream);
+
+}  // namespace palimpsest::cuda
+
+#endif  // PALIMPSEST_WORKER_COMPUTE_CUDA_SAMPLER_H_

@@ -1,0 +1,123 @@
+// Turns a step plan into the one buffer that is copied to the GPU for the step. Pure: host memory
+// in, host memory out; everything the kernels need to know about the step is decided here.
+//
+// Rows of the step: first the chunks of one token that the decode kernel takes, in order of the
+// plan, then the tokens of the other chunks. In a graph step there are only the former, padded to
+// the graph's size with rows that live in the null block.
+#ifndef PALIMPSEST_WORKER_COMPUTE_CUDA_STEP_PACKER_H_
+#define PALIMPSEST_WORKER_COMPUTE_CUDA_STEP_PACKER_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "common/ids.h"
+#include "worker/compute/cuda/sampler.h"
+#include "worker/core/step_plan.h"
+
+namespace palimpsest::cuda {
+
+// Sizes that fix where everything lies in the buffer.
+struct StepCounts {
+  int32_t rows = 0;
+  int32_t samples = 0;
+  int32_t decodes = 0;
+  int32_t decode_tiles = 0;
+  int32_t prefills = 0;
+
+  friend bool operator==(const StepCounts&, const StepCounts&) = default;
+};
+
+// Byte offsets of the arrays; each is aligned to 16. `ints`, the last, is as long as the step
+// needs: block ids of the decodes, then of the prefills, then histories.
+struct StagingLayout {
+  size_t tokens = 0;          // int32 [rows], see EmbedArgs
+  size_t positions = 0;       // int32 [rows]
+  size_t kv_slots = 0;        // int64 [rows]
+  size_t sample_rows = 0;     // int32 [samples]
+  size_t sampling = 0;        // SamplingRow [samples]
+  size_t decode_blocks = 0;   // int32 [decodes + 1]
+  size_t decode_last = 0;     // int32 [decodes]
+  size_t tile_sequence = 0;   // int32 [decode_tiles]
+  size_t tile_chunk = 0;      // int32 [decode_tiles]
+  size_t valid_tiles = 0;     // bool [decode_tiles]
+  size_t first_tile = 0;      // int32 [decodes + 1]
+  size_t chunk_tokens = 0;    // int32
+  size_t prefill_rows = 0;    // int32 [prefills + 1]
+  size_t prefill_blocks = 0;  // int32 [prefills + 1]
+  size_t prefill_last = 0;    // int32 [prefills]
+  size_t ints = 0;
+
+  static StagingLayout For(const StepCounts& counts);
+};
+
+struct PackerOptions {
+  int32_t vocab_size = 0;
+  int32_t max_position = 0;
+  int32_t block_tokens = 0;
+  int64_t block_elements = 0;  // from one block to the next
+  int64_t token_elements = 0;  // of one token's keys in one layer
+  int32_t kv_heads = 0;
+  int32_t window = 0;  // 0: none
+  int32_t null_block = 0;
+  bool decode_kernel = true;
+  int32_t multiprocessors = 0;
+  // Steps beyond these are refused.
+  int32_t max_rows = 0;
+  int32_t max_sequences = 0;
+  int64_t max_ints = 0;
+};
+
+// The largest a buffer can get.
+size_t MaxStagingBytes(const PackerOptions& options);
+
+struct PackedStep {
+  StepCounts counts;
+  StagingLayout layout;
+  size_t bytes = 0;
+  // Whether a decode has several tiles, whose partial results must be merged.
+  bool split = false;
+  bool any_logprobs = false;
+  // Whether no prefill row reaches beyond the window.
+  bool window_free = true;
+  // Tokens that each prefill attends to, after cutting blocks that left the window.
+  std::vector<int32_t> prefill_tokens;
+  // For each chunk of the plan its row in the results, or -1.
+  std::vector<int32_t> slots;
+};
+
+class StepPacker {
+ public:
+  explicit StepPacker(const PackerOptions& options) : options_(options) {}
+
+  // InvalidArgument, naming the chunk, if the plan breaks step_plan.h's contract or is larger than
+  // the options allow. `previous_slots` are those of the plan submitted before, empty if none is in
+  // flight.
+  absl::Status Validate(const StepPlan& plan, absl::Span<const int32_t> previous_slots) const;
+
+  // Whether every chunk of a valid plan is one token for the decode kernel.
+  bool IsDecode(const StepPlan& plan) const;
+
+  // Fills `buffer` (MaxStagingBytes) for a valid plan. `graph_rows` > 0: a decode step padded to
+  // that many rows, of which each has a result.
+  void Pack(const StepPlan& plan, absl::Span<const int32_t> previous_slots, int32_t graph_rows,
+            std::byte* buffer, PackedStep& step);
+
+ private:
+  class Writer;
+
+  absl::Status ValidateChunk(const SequenceChunk& chunk,
+                             absl::Span<const int32_t> previous_slots) const;
+  bool TakenByDecode(const SequenceChunk& chunk) const;
+  StepCounts Count(const StepPlan& plan, int32_t graph_rows) const;
+
+  const PackerOptions options_;
+  std::vector<int32_t> lengths_;
+  std::vector<int32_t> first_rows_;
+};
+
+}  // namespace palimpsest::cuda
+
+#endif  // PALIMPSEST_WORKER_COMPUTE_CUDA_STEP_PACKER_H_
