@@ -8,8 +8,9 @@ constexpr AttentionError kNoKernel = {cudaErrorNotSupported,
 
 }  // namespace
 
-bool HasDecodeKernel(int32_t head_dim, int32_t heads_per_kv_head) {
+bool HasDecodeKernel(DecodeKernel kernel, int32_t head_dim, int32_t heads_per_kv_head) {
   if (head_dim != 64 && head_dim != 128) return false;
+  if (kernel == DecodeKernel::kTensorCores) return heads_per_kv_head <= 16;
   switch (heads_per_kv_head) {
     case 1:
     case 2:
@@ -24,13 +25,16 @@ bool HasDecodeKernel(int32_t head_dim, int32_t heads_per_kv_head) {
   }
 }
 
-AttentionError DecodeAttention(const Queries& queries, const PagedKv& kv, const DecodeWork& work,
-                               bool overlap_launch, cudaStream_t stream) {
+AttentionError DecodeAttention(DecodeKernel kernel, const Queries& queries, const PagedKv& kv,
+                               const DecodeWork& work, bool overlap_launch, cudaStream_t stream) {
+  const bool tensor_cores = kernel == DecodeKernel::kTensorCores;
   switch (kv.head_dim) {
     case 64:
-      return internal::Decode<64>(queries, kv, work, overlap_launch, stream);
+      return tensor_cores ? internal::DecodeFa2<64>(queries, kv, work, overlap_launch, stream)
+                          : internal::Decode<64>(queries, kv, work, overlap_launch, stream);
     case 128:
-      return internal::Decode<128>(queries, kv, work, overlap_launch, stream);
+      return tensor_cores ? internal::DecodeFa2<128>(queries, kv, work, overlap_launch, stream)
+                          : internal::Decode<128>(queries, kv, work, overlap_launch, stream);
     default:
       return kNoKernel;
   }

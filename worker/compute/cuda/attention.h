@@ -58,14 +58,19 @@ struct DecodeWork {
   // Partial results [tiles, heads, head_dim] and [tiles, heads]; null if no sequence is split.
   void* partial_output = nullptr;
   float* partial_lse = nullptr;
+  // For kTensorCores: 0, 1, 2 ... [sequences + 1], and zeros [tiles].
+  int32_t* counting = nullptr;
+  int32_t* zeros = nullptr;
 };
 
-// Whether DecodeAttention has a kernel: head_dim 64 or 128, and 1, 2, 3, 4, 6, 8 or 16 heads per KV
-// head.
-bool HasDecodeKernel(int32_t head_dim, int32_t heads_per_kv_head);
+enum class DecodeKernel { kCudaCores, kTensorCores };
 
-AttentionError DecodeAttention(const Queries& queries, const PagedKv& kv, const DecodeWork& work,
-                               bool overlap_launch, cudaStream_t stream);
+// Whether DecodeAttention has a kernel. Head_dim 64 or 128; kCudaCores: 1, 2, 3, 4, 6, 8 or 16
+// heads per KV head, kTensorCores: up to 16.
+bool HasDecodeKernel(DecodeKernel kernel, int32_t head_dim, int32_t heads_per_kv_head);
+
+AttentionError DecodeAttention(DecodeKernel kernel, const Queries& queries, const PagedKv& kv,
+                               const DecodeWork& work, bool overlap_launch, cudaStream_t stream);
 
 // Buffers of a prefill plan: `pinned` (host) and `ints` hold `int_bytes` each, `floats` holds
 // `float_bytes`. `pinned` must stay unchanged until the copy that PlanPrefill enqueues is done.
@@ -113,6 +118,9 @@ namespace internal {
 template <int kHeadDim>
 AttentionError Decode(const Queries& queries, const PagedKv& kv, const DecodeWork& work,
                       bool overlap_launch, cudaStream_t stream);
+template <int kHeadDim>
+AttentionError DecodeFa2(const Queries& queries, const PagedKv& kv, const DecodeWork& work,
+                         bool overlap_launch, cudaStream_t stream);
 template <int kHeadDim>
 AttentionError PlanFa2(const PrefillShape& shape, const PrefillBuffers& buffers, PrefillPlan& plan,
                        cudaStream_t stream);

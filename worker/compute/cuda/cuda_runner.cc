@@ -8,6 +8,7 @@
 #include "worker/compute/cuda/attention.h"
 #include "worker/compute/cuda/decode_plan.h"
 #include "worker/compute/cuda/sampler.h"
+#include "worker/compute/cuda/skinny_gemm.h"
 
 namespace palimpsest::cuda {
 namespace {
@@ -67,7 +68,8 @@ PackerOptions MakePackerOptions(const ModelConfig& config, Bytes kv_block_bytes,
   packer.token_elements = int64_t{config.num_kv_heads} * config.head_dim;
   packer.kv_heads = config.num_kv_heads;
   packer.window = config.sliding_window.value_or(0);
-  packer.decode_kernel = HasDecodeKernel(config.head_dim, config.num_heads / config.num_kv_heads);
+  packer.decode_kernel = HasDecodeKernel(options.decode_kernel, config.head_dim,
+                                         config.num_heads / config.num_kv_heads);
   packer.max_rows = options.max_step_tokens;
   packer.max_sequences = options.max_sequences;
   const int64_t positions = int64_t{options.max_sequences} * config.max_position;
@@ -76,8 +78,9 @@ PackerOptions MakePackerOptions(const ModelConfig& config, Bytes kv_block_bytes,
   return packer;
 }
 
-ForwardOptions MakeForwardOptions(const PackerOptions& packer, const CudaRunnerOptions& options,
-                                  bool hopper) {
+ForwardOptions MakeForwardOptions(const ModelConfig& config, const PackerOptions& packer,
+                                  const CudaRunnerOptions& options, bool hopper) {
+  const bool fusible = hopper && config.hidden_size % 64 == 0 && config.intermediate_size % 64 == 0;
   ForwardOptions forward;
   forward.block_tokens = options.block_tokens;
   forward.max_rows = options.max_step_tokens;
@@ -87,7 +90,8 @@ ForwardOptions MakeForwardOptions(const PackerOptions& packer, const CudaRunnerO
   forward.null_block = packer.null_block;
   forward.decode_rows = DecodeLadder(options.max_sequences);
   forward.gemm_cache_file = options.gemm_cache_file;
-  forward.gemm_kernels = options.gemm_kernels;
+  forward.decode_kernel = options.decode_kernel;
+  forward.max_fused_rows = fusible ? std::min(options.max_fused_rows, kSkinnyGemmMaxTokens) : 0;
   return forward;
 }
 
@@ -102,7 +106,7 @@ Bytes CudaRunner::WorkspaceBytes(const ModelConfig& config, Bytes kv_block_bytes
   PackerOptions packer = MakePackerOptions(config, kv_block_bytes, options);
   packer.multiprocessors = 256;  // no GPU has more
   const Forward::Places places =
-      Forward::Place(config, MakeForwardOptions(packer, options, false), TilesOf(packer));
+      Forward::Place(config, MakeForwardOptions(config, packer, options, false), TilesOf(packer));
   // The null block starts at a multiple of the block's size.
   return Bytes(static_cast<int64_t>(places.end) + kWorkspaceAlignment) + 2 * kv_block_bytes;
 }
@@ -182,8 +186,9 @@ absl::Status CudaRunner::Prepare(const ImageLayout& layout, const ModelMemory& m
   if (!status.ok()) return status;
   // Kernels for sm_90a run on that architecture alone.
   const bool hopper = properties.major == 9 && properties.minor == 0;
-  auto forward = Forward::Create(config_, layout, memory, usable, TilesOf(packer_options_),
-                                 MakeForwardOptions(packer_options_, options_, hopper), stream_);
+  auto forward =
+      Forward::Create(config_, layout, memory, usable, TilesOf(packer_options_),
+                      MakeForwardOptions(config_, packer_options_, options_, hopper), stream_);
   if (!forward.ok()) return forward.status();
   forward_ = *std::move(forward);
   status = AllocateHost();

@@ -27,6 +27,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/bytes.h"
+#include "worker/compute/cuda/attention.h"
 #include "worker/compute/cuda/forward.h"
 #include "worker/compute/cuda/gemm.h"
 #include "worker/compute/cuda/step_packer.h"
@@ -46,7 +47,9 @@ struct CudaRunnerOptions {
   bool graphs = true;
   // Where chosen GEMM algorithms are kept; empty: they are measured at every start.
   std::string gemm_cache_file;
-  std::vector<const GemmKernel*> gemm_kernels;
+  DecodeKernel decode_kernel = DecodeKernel::kTensorCores;
+  // Steps of up to this many rows use fused products, which Hopper has; up to 16.
+  int32_t max_fused_rows = 16;
 };
 
 // Counts since the start.

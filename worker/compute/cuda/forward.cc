@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -9,6 +10,7 @@
 #include "worker/compute/cpu/rope.h"
 #include "worker/compute/cuda/kernels.h"
 #include "worker/compute/cuda/sampler.h"
+#include "worker/compute/cuda/skinny_gemm.h"
 
 namespace palimpsest::cuda {
 namespace {
@@ -28,8 +30,18 @@ int32_t QkvSize(const ModelConfig& config) {
   return (config.num_heads + 2 * config.num_kv_heads) * config.head_dim;
 }
 
+// The decode sizes for which there are no fused products.
+std::vector<int32_t> DecodeSteps(const ForwardOptions& options) {
+  std::vector<int32_t> steps;
+  for (const int32_t rows : options.decode_rows) {
+    if (rows > options.max_fused_rows) steps.push_back(rows);
+  }
+  if (steps.empty()) steps.push_back(options.decode_rows.back());
+  return steps;
+}
+
 std::vector<int32_t> RowSteps(const ForwardOptions& options) {
-  std::vector<int32_t> steps = options.decode_rows;
+  std::vector<int32_t> steps = DecodeSteps(options);
   for (const int32_t rows : kPrefillRows) {
     if (rows > steps.back() && rows < options.max_rows) steps.push_back(rows);
   }
@@ -65,6 +77,8 @@ Forward::Places Forward::Place(const ModelConfig& config, const ForwardOptions& 
   p.input_tokens = place(rows * 4);
   p.rotations = place(rows * (config.head_dim / 2) * sizeof(float2));
   p.frequencies = place(static_cast<size_t>(config.head_dim / 2) * 4);
+  p.counting = place((samples + 1) * 4);
+  p.zeros = place(static_cast<size_t>(tiles) * 4);
   p.results = place(ResultLayout::For(options.max_sequences).bytes);
   p.partial_output = place(static_cast<size_t>(tiles) * attention * 2);
   p.partial_lse = place(static_cast<size_t>(tiles) * config.num_heads * 4);
@@ -72,10 +86,11 @@ Forward::Places Forward::Place(const ModelConfig& config, const ForwardOptions& 
   p.prefill_floats = place(kPrefillFloatBytes);
   p.gemm = place(kGemmWorkspaceBytes);
   p.residual = place(rows * config.hidden_size * 2);
-  p.normalized = place(rows * config.hidden_size * 2);
+  p.normalized = place(2 * std::max(rows * config.hidden_size, samples * attention));
   p.wide = place(rows * 2 *
                  std::max<size_t>(static_cast<size_t>(QkvSize(config)) + attention,
                                   size_t{3} * config.intermediate_size));
+  p.compact = place(samples * config.hidden_size * 2);
   p.sampled_hidden = place(samples * config.hidden_size * 2);
   p.logits = place(samples * config.vocab_size * 4);
   // Any matrix can be read from here while the parameters are not there.
@@ -102,8 +117,11 @@ absl::StatusOr<std::unique_ptr<Forward>> Forward::Create(
   std::unique_ptr<Forward> forward(
       new Forward(config, layout, memory, workspace, Place(config, options, tiles), options));
   absl::Status status = CudaStatus(PrepareSampler(config.vocab_size), "prepare the sampler");
+  if (options.max_fused_rows > 0) {
+    status.Update(CudaStatus(PrepareSkinnyGemm(), "prepare the fused products"));
+  }
   if (status.ok()) status = forward->MakeProducts(stream);
-  if (status.ok()) status = forward->UploadFrequencies(stream);
+  if (status.ok()) status = forward->UploadConstants(stream);
   if (status.ok()) status = forward->WarmUp(tiles, stream);
   if (!status.ok()) return status;
   return forward;
@@ -116,12 +134,12 @@ absl::Status Forward::MakeProducts(cudaStream_t stream) {
   options.workspace_bytes = Bytes(kGemmWorkspaceBytes);
   options.scratch = At<void>(places_.residual);
   options.scratch_bytes = Bytes(static_cast<int64_t>(places_.end - places_.residual));
-  options.kernels = options_.gemm_kernels;
   options.cache_file = options_.gemm_cache_file;
   auto library = GemmLibrary::Load(options);
   if (!library.ok()) return library.status();
   library_ = *std::move(library);
   const std::vector<int32_t> steps = RowSteps(options_);
+  const std::vector<int32_t> decode_steps = DecodeSteps(options_);
   const ModelConfig& c = config_;
   const struct {
     std::unique_ptr<Gemm>& product;
@@ -134,7 +152,7 @@ absl::Status Forward::MakeProducts(cudaStream_t stream) {
        {2 * c.intermediate_size, c.hidden_size, c.mlp_bias, false, false},
        steps},
       {products_.down, {c.hidden_size, c.intermediate_size, c.mlp_bias, true, false}, steps},
-      {products_.head, {c.vocab_size, c.hidden_size, false, false, true}, options_.decode_rows},
+      {products_.head, {c.vocab_size, c.hidden_size, false, false, true}, decode_steps},
   };
   for (const auto& [product, shape, row_steps] : wanted) {
     auto made = Gemm::Create(*library_, shape, row_steps);
@@ -144,13 +162,21 @@ absl::Status Forward::MakeProducts(cudaStream_t stream) {
   return library_->StoreCache();
 }
 
-absl::Status Forward::UploadFrequencies(cudaStream_t stream) {
+absl::Status Forward::UploadConstants(cudaStream_t stream) {
   const std::vector<float> frequencies = RopeFrequencies(config_);
   absl::Status status =
       CudaStatus(cudaMemcpyAsync(At<void>(places_.frequencies), frequencies.data(),
                                  frequencies.size() * 4, cudaMemcpyHostToDevice, stream),
                  "copy the rotary frequencies");
-  status.Update(CudaStatus(cudaStreamSynchronize(stream), "copy the rotary frequencies"));
+  std::vector<int32_t> counting(static_cast<size_t>(options_.max_sequences) + 1);
+  std::iota(counting.begin(), counting.end(), 0);
+  status.Update(CudaStatus(cudaMemcpyAsync(At<void>(places_.counting), counting.data(),
+                                           counting.size() * 4, cudaMemcpyHostToDevice, stream),
+                           "copy row numbers"));
+  status.Update(CudaStatus(
+      cudaMemsetAsync(At<void>(places_.zeros), 0, places_.results - places_.zeros, stream),
+      "clear tile numbers"));
+  status.Update(CudaStatus(cudaStreamSynchronize(stream), "copy the constants"));
   return status;
 }
 
@@ -158,24 +184,26 @@ const void* Forward::Tensor(Bytes offset) const {
   return warming_ ? At<std::byte>(places_.residual) : memory_.parameters + offset.count();
 }
 
-// Kernels are loaded when they first run, which a capture does not allow. One row, in the null
-// block behind the last one, with zeros for everything else.
+// Kernels are loaded when they first run, which a capture does not allow. All rows are at token 0
+// in the null block, and attention has no valid tile.
 absl::Status Forward::WarmUp(int32_t tiles, cudaStream_t stream) {
+  const int32_t rows = std::min(options_.max_fused_rows + 1, options_.max_sequences);
   PackedStep step;
-  step.counts = {1, 1, 1, tiles, 0};
+  step.counts = {rows, rows, rows, tiles, 0};
   step.layout = StagingLayout::For(step.counts);
-  absl::Status status =
-      CudaStatus(cudaMemsetAsync(staging(), 0,
-                                 std::min(options_.staging_bytes, step.layout.ints + 4096), stream),
-                 "clear the staging buffer");
-  const int64_t slot = options_.null_block * (memory_.kv_block_bytes.count() / 2);
-  status.Update(CudaStatus(cudaMemcpyAsync(Staged<int64_t>(step.layout.kv_slots), &slot,
-                                           sizeof(slot), cudaMemcpyHostToDevice, stream),
+  absl::Status status = CudaStatus(cudaMemsetAsync(staging(), 0, step.layout.ints + 4, stream),
+                                   "clear the staging buffer");
+  const std::vector<int64_t> slots(static_cast<size_t>(rows),
+                                   options_.null_block * (memory_.kv_block_bytes.count() / 2));
+  status.Update(CudaStatus(cudaMemcpyAsync(Staged<int64_t>(step.layout.kv_slots), slots.data(),
+                                           slots.size() * 8, cudaMemcpyHostToDevice, stream),
                            "fill the staging buffer"));
   warming_ = true;
   for (const bool split : {false, true}) {
-    step.split = split;
-    if (status.ok()) {
+    for (const int32_t count : {1, rows}) {
+      step.counts.rows = step.counts.samples = step.counts.decodes = count;
+      step.split = split;
+      if (!status.ok()) break;
       status = Enqueue(
           step, {}, nullptr, [](int) { return absl::OkStatus(); }, stream);
     }
@@ -185,10 +213,10 @@ absl::Status Forward::WarmUp(int32_t tiles, cudaStream_t stream) {
   return status;
 }
 
-absl::Status Forward::Normalize(const VectorPlacement& weight, const int32_t* rows, int32_t count,
-                                size_t output, cudaStream_t stream) {
+absl::Status Forward::Normalize(const VectorPlacement& weight, size_t input, const int32_t* rows,
+                                int32_t count, size_t output, cudaStream_t stream) {
   RmsNormArgs args;
-  args.input = At<void>(places_.residual);
+  args.input = At<void>(input);
   args.weight = Tensor(weight.offset);
   args.row_indexes = rows;
   args.output = At<void>(output);
@@ -264,8 +292,11 @@ absl::Status Forward::Attention(int32_t layer, const PackedStep& step, const Pre
       work.partial_output = At<void>(places_.partial_output);
       work.partial_lse = At<float>(places_.partial_lse);
     }
-    status = AttentionStatus(DecodeAttention(queries, kv, work, options_.hopper, stream),
-                             "decode attention");
+    work.counting = At<int32_t>(places_.counting);
+    work.zeros = At<int32_t>(places_.zeros);
+    status = AttentionStatus(
+        DecodeAttention(options_.decode_kernel, queries, kv, work, options_.hopper, stream),
+        "decode attention");
   }
   if (status.ok() && step.counts.prefills > 0) {
     kv.sequences = step.counts.prefills;
@@ -282,51 +313,129 @@ absl::Status Forward::Attention(int32_t layer, const PackedStep& step, const Pre
   return status;
 }
 
-absl::Status Forward::Layer(int32_t layer, const PackedStep& step, const PrefillShape& prefill,
-                            cudaStream_t stream) {
-  const LayerPlacement& at = layout_.layers[static_cast<size_t>(layer)];
-  const int32_t rows = step.counts.rows;
+absl::Status Forward::MultiplyFused(const Fusion& fusion, const MatrixPlacement& weights,
+                                    const VectorPlacement& bias, size_t input, size_t output,
+                                    int32_t rows, cudaStream_t stream) {
+  SkinnyGemm product;
+  product.m = rows;
+  product.n = fusion.gated ? weights.rows / 2 : weights.rows;
+  product.k = weights.cols;
+  product.x = At<void>(input);
+  product.x_stride = weights.cols;
+  product.w = Tensor(weights.offset);
+  product.y = At<void>(output);
+  product.y_stride = product.n;
+  product.fp32_output = fusion.float_output;
+  if (fusion.norm != nullptr) {
+    product.norm_weight = Tensor(fusion.norm->offset);
+    product.norm_epsilon = config_.rms_norm_eps;
+  }
+  if (bias.size > 0) product.bias = Tensor(bias.offset);
+  if (fusion.gated) product.activation = SkinnyActivation::kSiluAndMul;
+  if (fusion.residual) {
+    product.residual = At<void>(output);
+    product.residual_stride = product.n;
+  }
+  product.programmatic = true;
+  return CudaStatus(LaunchSkinnyGemm(product, stream), "fused matrix product");
+}
+
+absl::Status Forward::Qkv(const LayerPlacement& at, int32_t rows, cudaStream_t stream) {
+  if (Fused(rows)) {
+    return MultiplyFused({.norm = &at.attention_norm}, at.qkv, at.qkv_bias, places_.residual,
+                         places_.wide, rows, stream);
+  }
+  absl::Status status =
+      Normalize(at.attention_norm, places_.residual, nullptr, rows, places_.normalized, stream);
+  if (!status.ok()) return status;
+  return Multiply(*products_.qkv, at.qkv, at.qkv_bias, places_.normalized, places_.wide, rows,
+                  stream);
+}
+
+// Behind the last attention only rows that are sampled matter: they are moved together.
+absl::StatusOr<Forward::Rows> Forward::RowsAfterAttention(int32_t layer, const PackedStep& step,
+                                                          cudaStream_t stream) {
   const size_t attention =
       places_.wide + static_cast<size_t>(options_.max_rows) * qkv_size_ * sizeof(uint16_t);
+  if (layer + 1 < config_.num_layers || !Compacts(step)) {
+    return Rows{attention, places_.residual, step.counts.rows};
+  }
+  if (step.counts.samples == 0) return Rows{attention, places_.residual, 0};
+  const auto* indexes = Staged<int32_t>(step.layout.sample_rows);
+  absl::Status status =
+      CudaStatus(GatherRows(At<void>(attention), indexes, At<void>(places_.normalized),
+                            step.counts.samples, attention_size_, stream),
+                 "gather rows");
+  status.Update(
+      CudaStatus(GatherRows(At<void>(places_.residual), indexes, At<void>(places_.compact),
+                            step.counts.samples, config_.hidden_size, stream),
+                 "gather rows"));
+  if (!status.ok()) return status;
+  return Rows{places_.normalized, places_.compact, step.counts.samples};
+}
+
+absl::Status Forward::Mlp(const LayerPlacement& at, const Rows& rows, cudaStream_t stream) {
   const size_t activated = places_.wide + static_cast<size_t>(options_.max_rows) * 2 *
                                               config_.intermediate_size * sizeof(uint16_t);
-  absl::Status status = Normalize(at.attention_norm, nullptr, rows, places_.normalized, stream);
-  if (status.ok()) {
-    status = Multiply(*products_.qkv, at.qkv, at.qkv_bias, places_.normalized, places_.wide, rows,
-                      stream);
+  if (Fused(rows.count)) {
+    absl::Status status =
+        MultiplyFused({.norm = &at.mlp_norm, .gated = true}, at.gate_up, at.gate_up_bias,
+                      rows.residual, activated, rows.count, stream);
+    if (!status.ok()) return status;
+    return MultiplyFused({.residual = true}, at.down, at.down_bias, activated, rows.residual,
+                         rows.count, stream);
   }
-  if (status.ok()) status = Attention(layer, step, prefill, stream);
-  if (status.ok()) {
-    status = Multiply(*products_.o, at.o, at.o_bias, attention, places_.residual, rows, stream);
-  }
-  if (status.ok()) status = Normalize(at.mlp_norm, nullptr, rows, places_.normalized, stream);
+  absl::Status status =
+      Normalize(at.mlp_norm, rows.residual, nullptr, rows.count, places_.normalized, stream);
   if (status.ok()) {
     status = Multiply(*products_.gate_up, at.gate_up, at.gate_up_bias, places_.normalized,
-                      places_.wide, rows, stream);
+                      places_.wide, rows.count, stream);
   }
   if (status.ok()) {
-    status = CudaStatus(SiluMultiply(At<void>(places_.wide), At<void>(activated), rows,
+    status = CudaStatus(SiluMultiply(At<void>(places_.wide), At<void>(activated), rows.count,
                                      config_.intermediate_size, stream),
                         "SiLU");
   }
-  if (status.ok()) {
-    status =
-        Multiply(*products_.down, at.down, at.down_bias, activated, places_.residual, rows, stream);
-  }
-  return status;
+  if (!status.ok()) return status;
+  return Multiply(*products_.down, at.down, at.down_bias, activated, rows.residual, rows.count,
+                  stream);
+}
+
+absl::Status Forward::Layer(int32_t layer, const PackedStep& step, const PrefillShape& prefill,
+                            cudaStream_t stream) {
+  const LayerPlacement& at = layout_.layers[static_cast<size_t>(layer)];
+  absl::Status status = Qkv(at, step.counts.rows, stream);
+  if (status.ok()) status = Attention(layer, step, prefill, stream);
+  if (!status.ok()) return status;
+  const auto rows = RowsAfterAttention(layer, step, stream);
+  if (!rows.ok()) return rows.status();
+  if (rows->count == 0) return absl::OkStatus();
+  status = Fused(rows->count) ? MultiplyFused({.residual = true}, at.o, at.o_bias, rows->attention,
+                                              rows->residual, rows->count, stream)
+                              : Multiply(*products_.o, at.o, at.o_bias, rows->attention,
+                                         rows->residual, rows->count, stream);
+  return status.ok() ? Mlp(at, *rows, stream) : status;
 }
 
 absl::Status Forward::Head(const PackedStep& step, StageGate gate, cudaStream_t stream) {
   const int32_t samples = step.counts.samples;
   if (samples == 0) return absl::OkStatus();
   absl::Status status = gate(1 + config_.num_layers);
-  if (status.ok()) {
-    status = Normalize(layout_.final_norm, Staged<int32_t>(step.layout.sample_rows), samples,
+  if (!status.ok()) return status;
+  // Without prefills each row is sampled or few are not, and they are where sample_rows says.
+  const bool compact = Compacts(step);
+  const size_t residual = compact ? places_.compact : places_.residual;
+  if (Fused(samples) && (compact || samples == step.counts.rows)) {
+    status = MultiplyFused({.norm = &layout_.final_norm, .float_output = true}, layout_.lm_head, {},
+                           residual, places_.logits, samples, stream);
+  } else {
+    status = Normalize(layout_.final_norm, residual,
+                       compact ? nullptr : Staged<int32_t>(step.layout.sample_rows), samples,
                        places_.sampled_hidden, stream);
-  }
-  if (status.ok()) {
-    status = Multiply(*products_.head, layout_.lm_head, {}, places_.sampled_hidden, places_.logits,
-                      samples, stream);
+    if (status.ok()) {
+      status = Multiply(*products_.head, layout_.lm_head, {}, places_.sampled_hidden,
+                        places_.logits, samples, stream);
+    }
   }
   if (!status.ok()) return status;
   const ResultLayout results = ResultLayout::For(options_.max_sequences);

@@ -46,16 +46,18 @@ struct ForwardOptions {
   int32_t null_block = 0;            // what the warm-up writes to
   std::vector<int32_t> decode_rows;  // sizes of the decode graphs, ascending
   std::string gemm_cache_file;
-  std::vector<const GemmKernel*> gemm_kernels;
+  DecodeKernel decode_kernel = DecodeKernel::kCudaCores;
+  // Steps of up to this many rows use the fused products of skinny_gemm.h; needs `hopper`.
+  int32_t max_fused_rows = 0;
 };
 
 class Forward {
  public:
   // Where everything lies in the workspace, as offsets from its first usable byte.
   struct Places {
-    size_t staging, input_tokens, rotations, frequencies, residual, normalized, wide,
-        sampled_hidden, logits, results, partial_output, partial_lse, prefill_ints, prefill_floats,
-        gemm, end;
+    size_t staging, input_tokens, rotations, frequencies, counting, zeros, residual, normalized,
+        wide, compact, sampled_hidden, logits, results, partial_output, partial_lse, prefill_ints,
+        prefill_floats, gemm, end;
   };
   static Places Place(const ModelConfig& config, const ForwardOptions& options, int32_t tiles);
 
@@ -90,18 +92,43 @@ class Forward {
           std::byte* workspace, const Places& places, const ForwardOptions& options);
 
   absl::Status MakeProducts(cudaStream_t stream);
-  absl::Status UploadFrequencies(cudaStream_t stream);
+  absl::Status UploadConstants(cudaStream_t stream);
   absl::Status WarmUp(int32_t tiles, cudaStream_t stream);
+
+  // The rows that what follows attention works on, as offsets in the workspace.
+  struct Rows {
+    size_t attention;
+    size_t residual;
+    int32_t count;
+  };
 
   absl::Status Layer(int32_t layer, const PackedStep& step, const PrefillShape& prefill,
                      cudaStream_t stream);
+  absl::Status Qkv(const LayerPlacement& at, int32_t rows, cudaStream_t stream);
+  absl::StatusOr<Rows> RowsAfterAttention(int32_t layer, const PackedStep& step,
+                                          cudaStream_t stream);
+  absl::Status Mlp(const LayerPlacement& at, const Rows& rows, cudaStream_t stream);
   absl::Status Attention(int32_t layer, const PackedStep& step, const PrefillShape& prefill,
                          cudaStream_t stream);
   absl::Status Head(const PackedStep& step, StageGate gate, cudaStream_t stream);
-  absl::Status Normalize(const VectorPlacement& weight, const int32_t* rows, int32_t count,
-                         size_t output, cudaStream_t stream);
+  absl::Status Normalize(const VectorPlacement& weight, size_t input, const int32_t* rows,
+                         int32_t count, size_t output, cudaStream_t stream);
   absl::Status Multiply(Gemm& product, const MatrixPlacement& weights, const VectorPlacement& bias,
                         size_t input, size_t output, int32_t rows, cudaStream_t stream);
+  struct Fusion {
+    const VectorPlacement* norm = nullptr;
+    bool gated = false;
+    bool residual = false;
+    bool float_output = false;
+  };
+  bool Fused(int32_t rows) const { return rows <= options_.max_fused_rows; }
+  absl::Status MultiplyFused(const Fusion& fusion, const MatrixPlacement& weights,
+                             const VectorPlacement& bias, size_t input, size_t output, int32_t rows,
+                             cudaStream_t stream);
+  // Whether only the rows that are sampled go through the last layer's MLP.
+  bool Compacts(const PackedStep& step) const {
+    return step.counts.prefills > 0 && step.counts.samples < step.counts.rows;
+  }
   PrefillBuffers BuffersOfPrefill(void* pinned) const;
 
   template <typename T>

@@ -15,7 +15,6 @@ namespace palimpsest::cuda {
 namespace {
 
 constexpr int kMaxCandidates = 16;
-constexpr char kCublasLt[] = "cublaslt";
 // A candidate is launched this often to be measured; products of many rows, which take long, less.
 constexpr int kRepeats = 24;
 constexpr int kRepeatsOfMany = 4;
@@ -230,15 +229,9 @@ absl::StatusOr<std::vector<GemmChoice>> Gemm::Candidates(int32_t rows) {
                                             &scheme, sizeof(scheme), &written);
     if ((scheme & ~static_cast<uint32_t>(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE)) != 0) continue;
     GemmChoice choice;
-    choice.kernel = kCublasLt;
     choice.workspace_bytes = results[i].workspaceSize;
     std::memcpy(choice.algorithm.data(), &results[i].algo, sizeof(results[i].algo));
     candidates.push_back(choice);
-  }
-  for (const GemmKernel* kernel : library_.options_.kernels) {
-    if (!kernel->Supports(shape_, rows)) continue;
-    candidates.emplace_back();
-    candidates.back().kernel = kernel->name();
   }
   return candidates;
 }
@@ -312,16 +305,6 @@ absl::Status Gemm::Run(const GemmCall& call, cudaStream_t stream) {
 }
 
 absl::Status Gemm::RunChoice(const GemmChoice& choice, const GemmCall& call, cudaStream_t stream) {
-  if (choice.kernel != kCublasLt) {
-    for (const GemmKernel* kernel : library_.options_.kernels) {
-      if (choice.kernel == kernel->name()) {
-        return CudaStatus(kernel->Run(shape_, call, stream), choice.kernel);
-      }
-    }
-    return absl::NotFoundError(absl::StrCat(
-        "the algorithm file names the kernel ", choice.kernel,
-        ", which this program does not have; delete the file to have it measured again"));
-  }
   const GemmLibrary::Functions& lt = *library_.functions_;
   Descriptors& d = *descriptors_;
   const auto columns = static_cast<uint64_t>(call.rows);

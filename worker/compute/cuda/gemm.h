@@ -1,5 +1,4 @@
-// Matrix products with bfloat16 weights through cuBLASLt (loaded at run time), or through a kernel
-// of ours where that was measured to be faster.
+// Matrix products with bfloat16 weights through cuBLASLt, which is loaded at run time.
 //
 // For each number of rows up to a limit there is one algorithm, chosen when the product is created:
 // from the cache file, or else by measuring what cuBLASLt proposes. Proposals that reduce partial
@@ -42,16 +41,6 @@ struct GemmCall {
   void* output = nullptr;
 };
 
-// A kernel beside cuBLASLt's. Stateless; lives as long as the process.
-class GemmKernel {
- public:
-  virtual ~GemmKernel() = default;
-  virtual const char* name() const = 0;
-  virtual bool Supports(const GemmShape& shape, int32_t rows) const = 0;
-  virtual cudaError_t Run(const GemmShape& shape, const GemmCall& call,
-                          cudaStream_t stream) const = 0;
-};
-
 // cuBLASLt and what all products of a runner share.
 class GemmLibrary {
  public:
@@ -63,7 +52,6 @@ class GemmLibrary {
     // Device memory that measuring may overwrite; as random weights and inputs.
     void* scratch = nullptr;
     Bytes scratch_bytes;
-    std::vector<const GemmKernel*> kernels;
     std::string cache_file;  // empty: none
   };
 

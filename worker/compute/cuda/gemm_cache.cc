@@ -15,7 +15,7 @@ namespace palimpsest::cuda {
 namespace {
 
 constexpr absl::string_view kHeader = "palimpsest gemm algorithms 1";
-constexpr size_t kFields = 5;
+constexpr size_t kFields = 4;
 
 bool ParseWords(absl::string_view text, std::array<uint64_t, 8>& words) {
   const std::vector<absl::string_view> parts = absl::StrSplit(text, ' ');
@@ -36,7 +36,7 @@ const GemmChoice* GemmCache::Find(const std::string& key) const {
 std::string GemmCache::Serialize() const {
   std::string text = absl::StrCat(kHeader, "\n");
   for (const auto& [key, choice] : choices_) {
-    absl::StrAppend(&text, key, "\t", choice.kernel, "\t");
+    absl::StrAppend(&text, key, "\t");
     for (size_t i = 0; i < choice.algorithm.size(); ++i) {
       absl::StrAppendFormat(&text, "%s%016x", i == 0 ? "" : " ", choice.algorithm[i]);
     }
@@ -57,13 +57,12 @@ absl::StatusOr<GemmCache> GemmCache::Parse(absl::string_view text) {
     if (line.empty()) continue;
     const std::vector<absl::string_view> fields = absl::StrSplit(line, '\t');
     GemmChoice choice;
-    if (fields.size() != kFields || !ParseWords(fields[2], choice.algorithm) ||
-        !absl::SimpleAtoi(fields[3], &choice.workspace_bytes) ||
-        !absl::SimpleAtod(fields[4], &choice.microseconds)) {
+    if (fields.size() != kFields || !ParseWords(fields[1], choice.algorithm) ||
+        !absl::SimpleAtoi(fields[2], &choice.workspace_bytes) ||
+        !absl::SimpleAtod(fields[3], &choice.microseconds)) {
       return absl::DataLossError(absl::StrCat(
-          "line ", number, ": expected key, kernel, algorithm, workspace and time between tabs"));
+          "line ", number, ": expected key, algorithm, workspace and time between tabs"));
     }
-    choice.kernel = std::string(fields[1]);
     cache.Put(std::string(fields[0]), choice);
   }
   return cache;

@@ -15,9 +15,7 @@
 namespace palimpsest::cuda {
 
 struct GemmChoice {
-  // "cublaslt", whose opaque description is `algorithm`, or the name of a kernel of ours.
-  std::string kernel = "cublaslt";
-  std::array<uint64_t, 8> algorithm = {};
+  std::array<uint64_t, 8> algorithm = {};  // a cublasLtMatmulAlgo_t
   uint64_t workspace_bytes = 0;
   double microseconds = 0;  // as measured when it was chosen
 

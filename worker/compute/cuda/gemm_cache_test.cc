@@ -18,7 +18,7 @@ GemmCache Example() {
   cache.Put("NVIDIA H200|130002|6144|4096|1", {.algorithm = {1, ~uint64_t{0}, 3, 0, 0, 0, 0, 8},
                                                .workspace_bytes = 1 << 20,
                                                .microseconds = 12.25});
-  cache.Put("NVIDIA H200|130002|4096|4096|1", {.kernel = "skinny"});
+  cache.Put("NVIDIA H200|130002|4096|4096|1", {.workspace_bytes = 7});
   return cache;
 }
 
@@ -37,7 +37,7 @@ TEST(GemmCache, ParseIsTheInverseOfSerialize) {
 TEST(GemmCache, DamageIsReportedByLine) {
   const std::string text = Example().Serialize();
   EXPECT_THAT(std::string(GemmCache::Parse("gemm 7\n").status().message()), HasSubstr("line 1"));
-  EXPECT_THAT(std::string(GemmCache::Parse(text + "key\tkernel\n").status().message()),
+  EXPECT_THAT(std::string(GemmCache::Parse(text + "key\t0\n").status().message()),
               HasSubstr("line 4"));
   const size_t word = text.find("ffffffffffffffff");
   ASSERT_NE(word, std::string::npos);

@@ -195,6 +195,8 @@ struct Flags {
   std::string profile;
   int32_t layers = 0;
   int32_t steps = 256;
+  int32_t fused_rows = 16;
+  bool tensor_cores = true;
   bool graphs = true;
   bool quick = false;
   std::vector<int32_t> batches = {1, 8, 32, 128, 256};
@@ -276,6 +278,9 @@ int Main(int argc, char** argv) {
   app.add_option("--profile", flags.profile, "decode or prefill: one step for a profiler");
   app.add_option("--profile-batches", flags.profile_batches, "batch sizes")->delimiter(',');
   app.add_flag("--graphs,!--no-graphs", flags.graphs, "replay decode steps as graphs");
+  app.add_option("--fused-rows", flags.fused_rows,
+                 "steps of up to this many rows use fused products");
+  app.add_flag("--tensor-cores,!--cuda-cores", flags.tensor_cores, "decode attention");
   app.add_flag("--quick", flags.quick, "only decode and first token");
   CLI11_PARSE(app, argc, argv);
 
@@ -284,6 +289,9 @@ int Main(int argc, char** argv) {
   CudaRunnerOptions options;
   options.graphs = flags.graphs && flags.profile.empty();
   options.gemm_cache_file = flags.cache;
+  options.max_fused_rows = flags.fused_rows;
+  options.decode_kernel =
+      flags.tensor_cores ? DecodeKernel::kTensorCores : DecodeKernel::kCudaCores;
   const auto model = ValueOrDie(GpuModel::Create(config, 140000, options));
   OkOrDie(model->FillRandom(1));
   OkOrDie(model->FillKv(2));

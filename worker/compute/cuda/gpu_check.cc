@@ -1,7 +1,7 @@
 // Checks the GPU runner on the GPU machine: logits against a reference, equal results when plans
 // are replayed or pipelined, harmless padding rows, sampling against worker/core/sampling.h.
 //
-//   gpu_check --model FOLDER [--out FILE]
+//   gpu_check --model FOLDER [--out FILE] [--short]
 //
 // FOLDER is a Hugging Face folder with, beside the model, what tools/reference/make_reference.py
 // wrote: tokens.bin (int32), logits_fp32.bin and logits_bf16.bin (float32, [tokens, vocabulary]).
@@ -92,6 +92,12 @@ class Check {
         fp32_(ReadFile<float>(folder + "/logits_fp32.bin")),
         bf16_(ReadFile<float>(folder + "/logits_bf16.bin")),
         vocabulary_(static_cast<size_t>(model.config().vocab_size)) {}
+
+  // Enough of everything for a run under compute-sanitizer.
+  void Shorten() {
+    tokens_.resize(100);
+    generated_ = 3;
+  }
 
   Json RunAll(bool& passed) {
     Json out;
@@ -287,8 +293,8 @@ class Check {
     const auto second = ValueOrDie(model_.NewRunner());
     int64_t differ = 0, count = 0;
     for (const int sequences : {1, 3, 8, 17, 33}) {
-      const auto a = Generate(*first, sequences, 20, false, true);
-      const auto b = Generate(*second, sequences, 20, false, true);
+      const auto a = Generate(*first, sequences, generated_, false, true);
+      const auto b = Generate(*second, sequences, generated_, false, true);
       for (size_t i = 0; i < a.size(); ++i) differ += a[i] != b[i];
       count += static_cast<int64_t>(a.size());
     }
@@ -300,8 +306,8 @@ class Check {
     int64_t differ = 0, count = 0;
     for (const bool sampled : {false, true}) {
       for (const int sequences : {1, 7, 20}) {
-        const auto a = Generate(*runner, sequences, 30, false, sampled);
-        const auto b = Generate(*runner, sequences, 30, true, sampled);
+        const auto a = Generate(*runner, sequences, generated_, false, sampled);
+        const auto b = Generate(*runner, sequences, generated_, true, sampled);
         for (size_t i = 0; i < a.size(); ++i) differ += a[i] != b[i];
         count += static_cast<int64_t>(a.size());
       }
@@ -312,10 +318,10 @@ class Check {
   // Whatever the null block holds, the real rows have the same bits.
   Json Padding() {
     const auto runner = ValueOrDie(model_.NewRunner());
-    const auto expected = Generate(*runner, 5, 20, false, true);
+    const auto expected = Generate(*runner, 5, generated_, false, true);
     const int64_t padded = runner->stats().padding_rows;
     OkOrDie(model_.FillNullBlock(0xff));
-    const auto poisoned = Generate(*runner, 5, 20, false, true);
+    const auto poisoned = Generate(*runner, 5, generated_, false, true);
     return {{"ok", expected == poisoned && padded > 0}, {"padding_rows", padded}};
   }
 
@@ -376,7 +382,8 @@ class Check {
   }
 
   GpuModel& model_;
-  const std::vector<TokenId> tokens_;
+  std::vector<TokenId> tokens_;
+  int generated_ = 20;
   const std::vector<float> fp32_;
   const std::vector<float> bf16_;
   const size_t vocabulary_;
@@ -385,10 +392,13 @@ class Check {
 
 int Main(int argc, char** argv) {
   std::string folder, out, cache;
+  bool tensor_cores = true, brief = false;
   CLI::App app("Checks the GPU runner against a reference");
   app.add_option("--model", folder, "folder of make_reference.py")->required();
   app.add_option("--out", out, "file for the JSON");
   app.add_option("--gemm-cache", cache, "file of GEMM algorithms");
+  app.add_flag("--tensor-cores,!--cuda-cores", tensor_cores, "decode attention");
+  app.add_flag("--short", brief, "fewer tokens");
   CLI11_PARSE(app, argc, argv);
 
   const ModelConfig config = ValueOrDie(ReadModelConfig(folder));
@@ -397,9 +407,11 @@ int Main(int argc, char** argv) {
   options.max_sequences = kMaxSequences;
   options.max_step_tokens = 4096;
   options.gemm_cache_file = cache;
+  options.decode_kernel = tensor_cores ? DecodeKernel::kTensorCores : DecodeKernel::kCudaCores;
   const auto model = ValueOrDie(GpuModel::Create(config, 32768, options));
   OkOrDie(model->LoadFolder(folder));
   Check check(*model, folder);
+  if (brief) check.Shorten();
   bool passed = true;
   Json json = {{"model", folder}, {"checks", check.RunAll(passed)}, {"passed", passed}};
   json["passed"] = passed;

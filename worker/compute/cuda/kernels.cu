@@ -125,6 +125,15 @@ __global__ void SiluMultiplyKernel(const Vector8* input, Vector8* output, int ve
   output[row * vectors + at] = Vector8::Pack(gate);
 }
 
+__global__ void GatherRowsKernel(const Vector8* input, const int32_t* rows, Vector8* output,
+                                 int vectors) {
+  AwaitPrevious();
+  LetNextLaunch();
+  const int64_t from = static_cast<int64_t>(rows[blockIdx.x]) * vectors;
+  const int64_t to = static_cast<int64_t>(blockIdx.x) * vectors;
+  for (int i = threadIdx.x; i < vectors; i += blockDim.x) output[to + i] = input[from + i];
+}
+
 // The finaliser of SplitMix64.
 __device__ inline uint64_t Mix(uint64_t x) {
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
@@ -168,6 +177,14 @@ cudaError_t SiluMultiply(const void* input, void* output, int32_t rows, int32_t 
   return LaunchOverlapped(SiluMultiplyKernel, dim3((vectors + threads - 1) / threads, rows),
                           threads, 0, stream, static_cast<const Vector8*>(input),
                           static_cast<Vector8*>(output), vectors);
+}
+
+cudaError_t GatherRows(const void* input, const int32_t* rows, void* output, int32_t count,
+                       int32_t size, cudaStream_t stream) {
+  const int vectors = size / kVector;
+  return LaunchOverlapped(GatherRowsKernel, count, ThreadsFor(vectors), 0, stream,
+                          static_cast<const Vector8*>(input), rows, static_cast<Vector8*>(output),
+                          vectors);
 }
 
 cudaError_t FillUniform(void* output, int64_t count, float middle, float spread, uint64_t seed,

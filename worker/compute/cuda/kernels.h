@@ -56,6 +56,10 @@ cudaError_t RopeAppend(const RopeAppendArgs& args, cudaStream_t stream);
 cudaError_t SiluMultiply(const void* input, void* output, int32_t rows, int32_t size,
                          cudaStream_t stream);
 
+// output[r] = input[rows[r]].
+cudaError_t GatherRows(const void* input, const int32_t* rows, void* output, int32_t count,
+                       int32_t size, cudaStream_t stream);
+
 // Fills with numbers of the given middle, uniform within `spread`; element i depends on seed and i
 // alone.
 cudaError_t FillUniform(void* output, int64_t count, float middle, float spread, uint64_t seed,

@@ -28,58 +28,88 @@ AttentionError PlanFa2(const PrefillShape& shape, const PrefillBuffers& buffers,
   });
 }
 
+using Fa2Params =
+    flashinfer::BatchPrefillPagedParams<__nv_bfloat16, __nv_bfloat16, __nv_bfloat16, int32_t>;
+
+template <int kHeadDim>
+Fa2Params MakeFa2Params(const Queries& queries, const PagedKv& kv, int32_t* row_indptr,
+                        int32_t window_left) {
+  using T = __nv_bfloat16;
+  const int64_t strides[] = {kv.page_stride, int64_t{kv.kv_heads} * kHeadDim, kHeadDim};
+  flashinfer::paged_kv_t<T, int32_t> paged(kv.kv_heads, kv.block_tokens, kHeadDim, kv.sequences,
+                                           flashinfer::QKVLayout::kNHD, static_cast<T*>(kv.keys),
+                                           static_cast<T*>(kv.values), strides, kv.indices,
+                                           kv.indptr, kv.last_block_len);
+  return Fa2Params(static_cast<T*>(queries.query), paged, nullptr, row_indptr, nullptr, nullptr,
+                   static_cast<T*>(queries.output), nullptr, nullptr, queries.heads,
+                   static_cast<int32_t>(queries.query_stride), kHeadDim, window_left, 0.0f,
+                   queries.scale, 1.0f, 1e4f);
+}
+
+template <int kHeadDim, uint32_t kTileRows>
+cudaError_t LaunchFa2(Fa2Params params, void* partial_output, float* partial_lse,
+                      bool overlap_launch, cudaStream_t stream) {
+  using Variant = flashinfer::DefaultAttention<false, /*use_sliding_window=*/true, false, false>;
+  return flashinfer::BatchPrefillWithPagedKVCacheDispatched<
+      /*SAME_KV_STRIDES=*/true, kTileRows, kHeadDim, kHeadDim, flashinfer::PosEncodingMode::kNone,
+      /*USE_FP16_QK_REDUCTION=*/false, flashinfer::MaskMode::kCausal, /*USE_TOKEN_HEAD_SF=*/false,
+      Variant, Fa2Params>(params, static_cast<__nv_bfloat16*>(partial_output), partial_lse,
+                          overlap_launch, stream);
+}
+
 template <int kHeadDim>
 AttentionError RunFa2(const PrefillPlan& plan, const PrefillShape& shape, const Queries& queries,
                       const PagedKv& kv, int32_t* row_indptr, const PrefillBuffers& buffers,
                       cudaStream_t stream) {
-  using flashinfer::GetPtrFromBaseOffset;
-  using T = __nv_bfloat16;
-  using Params = flashinfer::BatchPrefillPagedParams<T, T, T, int32_t>;
-  using Variant = flashinfer::DefaultAttention<false, /*use_sliding_window=*/true, false, false>;
   return Guard([&] {
     const auto info = LoadPlan<flashinfer::PrefillPlanInfo>(plan);
-    const int64_t strides[] = {kv.page_stride, int64_t{kv.kv_heads} * kHeadDim, kHeadDim};
-    flashinfer::paged_kv_t<T, int32_t> paged(kv.kv_heads, kv.block_tokens, kHeadDim, kv.sequences,
-                                             flashinfer::QKVLayout::kNHD, static_cast<T*>(kv.keys),
-                                             static_cast<T*>(kv.values), strides, kv.indices,
-                                             kv.indptr, kv.last_block_len);
-    Params params(static_cast<T*>(queries.query), paged, nullptr, row_indptr, nullptr, nullptr,
-                  static_cast<T*>(queries.output), nullptr, nullptr, queries.heads,
-                  static_cast<int32_t>(queries.query_stride), kHeadDim, WindowLeft(shape), 0.0f,
-                  queries.scale, 1.0f, 1e4f);
-    params.request_indices =
-        GetPtrFromBaseOffset<int32_t>(buffers.ints, info.request_indices_offset);
-    params.qo_tile_indices =
-        GetPtrFromBaseOffset<int32_t>(buffers.ints, info.qo_tile_indices_offset);
-    params.kv_tile_indices =
-        GetPtrFromBaseOffset<int32_t>(buffers.ints, info.kv_tile_indices_offset);
-    params.o_indptr = GetPtrFromBaseOffset<int32_t>(buffers.ints, info.o_indptr_offset);
-    params.kv_chunk_size_ptr =
-        GetPtrFromBaseOffset<int32_t>(buffers.ints, info.kv_chunk_size_ptr_offset);
-    T* partial_output = nullptr;
+    const auto ints = [&](int64_t offset) {
+      return flashinfer::GetPtrFromBaseOffset<int32_t>(buffers.ints, offset);
+    };
+    Fa2Params params = MakeFa2Params<kHeadDim>(queries, kv, row_indptr, WindowLeft(shape));
+    params.request_indices = ints(info.request_indices_offset);
+    params.qo_tile_indices = ints(info.qo_tile_indices_offset);
+    params.kv_tile_indices = ints(info.kv_tile_indices_offset);
+    params.o_indptr = ints(info.o_indptr_offset);
+    params.kv_chunk_size_ptr = ints(info.kv_chunk_size_ptr_offset);
+    void* partial_output = nullptr;
     float* partial_lse = nullptr;
     if (info.split_kv) {
-      params.merge_indptr = GetPtrFromBaseOffset<int32_t>(buffers.ints, info.merge_indptr_offset);
-      partial_output = GetPtrFromBaseOffset<T>(buffers.floats, info.v_offset);
-      partial_lse = GetPtrFromBaseOffset<float>(buffers.floats, info.s_offset);
+      params.merge_indptr = ints(info.merge_indptr_offset);
+      partial_output = flashinfer::GetPtrFromBaseOffset<void>(buffers.floats, info.v_offset);
+      partial_lse = flashinfer::GetPtrFromBaseOffset<float>(buffers.floats, info.s_offset);
     }
     params.padded_batch_size = info.padded_batch_size;
     params.max_total_num_rows = info.total_num_rows;
-    const auto run = [&](auto tile) {
-      return flashinfer::BatchPrefillWithPagedKVCacheDispatched<
-          /*SAME_KV_STRIDES=*/true, tile.value, kHeadDim, kHeadDim,
-          flashinfer::PosEncodingMode::kNone, /*USE_FP16_QK_REDUCTION=*/false,
-          flashinfer::MaskMode::kCausal, /*USE_TOKEN_HEAD_SF=*/false, Variant, Params>(
-          params, partial_output, partial_lse, /*enable_pdl=*/false, stream);
-    };
     switch (info.cta_tile_q) {
       case 16:
-        return run(std::integral_constant<uint32_t, 16>());
+        return LaunchFa2<kHeadDim, 16>(params, partial_output, partial_lse, false, stream);
       case 64:
-        return run(std::integral_constant<uint32_t, 64>());
+        return LaunchFa2<kHeadDim, 64>(params, partial_output, partial_lse, false, stream);
       default:
-        return run(std::integral_constant<uint32_t, 128>());
+        return LaunchFa2<kHeadDim, 128>(params, partial_output, partial_lse, false, stream);
     }
+  });
+}
+
+// Prefills of one row each, by the plan of decode_plan.h.
+template <int kHeadDim>
+AttentionError DecodeFa2(const Queries& queries, const PagedKv& kv, const DecodeWork& work,
+                         bool overlap_launch, cudaStream_t stream) {
+  return Guard([&] {
+    const bool split = work.partial_output != nullptr;
+    Fa2Params params = MakeFa2Params<kHeadDim>(queries, kv, work.counting, -1);
+    params.request_indices = work.tile_sequence;
+    params.qo_tile_indices = work.zeros;
+    params.kv_tile_indices = work.tile_chunk;
+    params.o_indptr = split ? work.first_tile : work.counting;
+    params.merge_indptr = work.first_tile;
+    params.kv_chunk_size_ptr = work.chunk_tokens;
+    params.block_valid_mask = work.valid_tiles;
+    params.padded_batch_size = work.tiles;
+    params.max_total_num_rows = kv.sequences;
+    return LaunchFa2<kHeadDim, 16>(params, work.partial_output, work.partial_lse, overlap_launch,
+                                   stream);
   });
 }
 

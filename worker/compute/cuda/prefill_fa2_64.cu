@@ -5,3 +5,5 @@ template palimpsest::cuda::AttentionError palimpsest::cuda::internal::PlanFa2<64
 template palimpsest::cuda::AttentionError palimpsest::cuda::internal::RunFa2<64>(
     const PrefillPlan&, const PrefillShape&, const Queries&, const PagedKv&, int32_t*,
     const PrefillBuffers&, cudaStream_t);
+template palimpsest::cuda::AttentionError palimpsest::cuda::internal::DecodeFa2<64>(
+    const Queries&, const PagedKv&, const DecodeWork&, bool, cudaStream_t);

@@ -119,8 +119,28 @@ class Row {
   __device__ int32_t size() const { return size_; }
   __device__ float Raw(int32_t id) const { return Sanitized(logits_[id]); }
 
-  __device__ float Value(int32_t id) const {
-    float value = Raw(id);
+  __device__ float Value(int32_t id) const { return Penalized(id, Raw(id)); }
+
+  // Calls visit(id, value) for this thread's share of the row, with several loads in flight.
+  template <typename Visit>
+  __device__ void ForEach(Visit visit) const {
+    constexpr int kLoads = 8;
+    for (int32_t first = threadIdx.x; first < size_; first += kLoads * kThreads) {
+      float raw[kLoads];
+#pragma unroll
+      for (int i = 0; i < kLoads; ++i) {
+        const int32_t id = first + i * kThreads;
+        raw[i] = id < size_ ? logits_[id] : 0.0f;
+      }
+#pragma unroll
+      for (int i = 0; i < kLoads; ++i) {
+        const int32_t id = first + i * kThreads;
+        if (id < size_) visit(id, Penalized(id, Sanitized(raw[i])));
+      }
+    }
+  }
+
+  __device__ float Penalized(int32_t id, float value) const {
     if (penalty_ != 1.0f && (penalized_[id / 32] >> (id % 32) & 1) != 0) {
       value = Sanitized(value > 0 ? __fdiv_rn(value, penalty_) : __fmul_rn(value, penalty_));
     }
@@ -195,16 +215,15 @@ __device__ Cut SelectBest(const Row& row, bool by_mass, uint64_t target, Shared&
       shared.masses[bin] = 0;
     }
     __syncthreads();
-    for (int32_t id = threadIdx.x; id < row.size(); id += kThreads) {
-      const float value = row.Value(id);
+    row.ForEach([&](int32_t, float value) {
       const uint32_t rank = row.Rank(value);
-      if (level > 0 && (rank >> (shift + bits)) != prefix) continue;
+      if (level > 0 && (rank >> (shift + bits)) != prefix) return;
       const uint64_t mass = row.Mass(row.WeightOf(value));
-      if (mass == 0) continue;
+      if (mass == 0) return;
       const uint32_t bin = (rank >> shift) & ((1u << bits) - 1);
       atomicAdd(&shared.counts[bin], 1u);
       atomicAdd(&shared.masses[bin], static_cast<unsigned long long>(mass));
-    }
+    });
     __syncthreads();
     const auto count_of = [&](int bin) { return uint64_t{shared.counts[bin]}; };
     const auto mass_of = [&](int bin) { return uint64_t{shared.masses[bin]}; };
@@ -268,6 +287,7 @@ __device__ int32_t DrawToken(const Row& row, const Cut& cut, float min_weight, u
   const int32_t begin = warp * stretch;
   const int32_t end = min(begin + stretch, row.size());
   uint64_t sum = 0;
+#pragma unroll 8
   for (int32_t id = begin + lane; id < end; id += 32) sum += DrawMass(row, cut, min_weight, id);
 #pragma unroll
   for (int offset = 16; offset > 0; offset /= 2) sum += __shfl_xor_sync(0xffffffff, sum, offset);
@@ -304,10 +324,9 @@ __device__ int32_t DrawToken(const Row& row, const Cut& cut, float min_weight, u
 
 __device__ Best LargestValue(const Row& row, Shared& shared) {
   Best best = {-INFINITY, row.size()};
-  for (int32_t id = threadIdx.x; id < row.size(); id += kThreads) {
-    const float value = row.Value(id);
+  row.ForEach([&](int32_t id, float value) {
     if (value > best.value || best.id == row.size()) best = {value, id};
-  }
+  });
   return BlockBest(best, shared);
 }
 
@@ -337,9 +356,7 @@ __device__ void ReportLogprobs(Row& row, const SampleArgs& args, int32_t token, 
   const float base = none ? 0.0f : best.value;
   row.SetScale(base, 1.0f);
   uint64_t sum = 0;
-  for (int32_t id = threadIdx.x; id < row.size(); id += kThreads) {
-    sum += row.Mass(row.WeightOf(none ? 0.0f : row.Raw(id)));
-  }
+  row.ForEach([&](int32_t, float value) { sum += row.Mass(row.WeightOf(none ? 0.0f : value)); });
   uint64_t total;
   BlockScan(sum, shared, &total);
   const double log_sum = log(static_cast<double>(total) * 0x1p-40);
@@ -351,10 +368,10 @@ __device__ void ReportLogprobs(Row& row, const SampleArgs& args, int32_t token, 
   Best last = {INFINITY, -1};
   for (int32_t i = 0; i < min(min(wanted, kMaxTop), row.size()); ++i) {
     Best next = {-INFINITY, row.size()};
-    for (int32_t id = threadIdx.x; id < row.size(); id += kThreads) {
-      const Best candidate = {row.Raw(id), id};
+    row.ForEach([&](int32_t id, float value) {
+      const Best candidate = {value, id};
       if (Better(last, candidate) && Better(candidate, next)) next = candidate;
-    }
+    });
     last = BlockBest(next, shared);
     if (threadIdx.x != 0) continue;
     args.top_tokens[out * kMaxTop + i] = last.id;
