@@ -15,6 +15,7 @@ namespace {
 
 constexpr int64_t kMaxHistoryInts = int64_t{4} << 20;
 constexpr int64_t kWorkspaceAlignment = 256;
+constexpr int32_t kTensorCoreGroup = 4;
 
 // Sizes between which padding wastes little; then every 32.
 std::vector<int32_t> DecodeLadder(int32_t max_sequences) {
@@ -68,8 +69,12 @@ PackerOptions MakePackerOptions(const ModelConfig& config, Bytes kv_block_bytes,
   packer.token_elements = int64_t{config.num_kv_heads} * config.head_dim;
   packer.kv_heads = config.num_kv_heads;
   packer.window = config.sliding_window.value_or(0);
-  packer.decode_kernel = HasDecodeKernel(options.decode_kernel, config.head_dim,
-                                         config.num_heads / config.num_kv_heads);
+  const int32_t group = config.num_heads / config.num_kv_heads;
+  packer.cuda_cores = HasDecodeKernel(DecodeKernel::kCudaCores, config.head_dim, group);
+  // A tile has 16 rows: with few heads per KV head most of it would be padding.
+  packer.tensor_cores = HasDecodeKernel(DecodeKernel::kTensorCores, config.head_dim, group) &&
+                        (group >= kTensorCoreGroup || !packer.cuda_cores);
+  packer.tensor_core_tokens = options.tensor_core_tokens;
   packer.max_rows = options.max_step_tokens;
   packer.max_sequences = options.max_sequences;
   const int64_t positions = int64_t{options.max_sequences} * config.max_position;
@@ -90,7 +95,8 @@ ForwardOptions MakeForwardOptions(const ModelConfig& config, const PackerOptions
   forward.null_block = packer.null_block;
   forward.decode_rows = DecodeLadder(options.max_sequences);
   forward.gemm_cache_file = options.gemm_cache_file;
-  forward.decode_kernel = options.decode_kernel;
+  if (packer.cuda_cores) forward.decode_kernels.push_back(DecodeKernel::kCudaCores);
+  if (packer.tensor_cores) forward.decode_kernels.push_back(DecodeKernel::kTensorCores);
   forward.max_fused_rows = fusible ? std::min(options.max_fused_rows, kSkinnyGemmMaxTokens) : 0;
   return forward;
 }
@@ -149,8 +155,10 @@ CudaRunner::CudaRunner(const ModelConfig& config, ParameterGate* gate,
 CudaRunner::~CudaRunner() {
   if (stream_ != nullptr) cudaStreamSynchronize(stream_);
   for (Graphs& graphs : graphs_) {
-    for (cudaGraphExec_t executable : graphs.executables) {
-      if (executable != nullptr) cudaGraphExecDestroy(executable);
+    for (auto& by_split : graphs.executables) {
+      for (cudaGraphExec_t executable : by_split) {
+        if (executable != nullptr) cudaGraphExecDestroy(executable);
+      }
     }
   }
   for (Flight& flight : flights_) {
@@ -213,13 +221,15 @@ absl::Status CudaRunner::AllocateHost() {
   return status;
 }
 
-absl::StatusOr<cudaGraphExec_t> CudaRunner::CaptureOne(int32_t rows, bool split) {
+absl::StatusOr<cudaGraphExec_t> CudaRunner::CaptureOne(int32_t rows, bool tensor_cores,
+                                                       bool split) {
   PackedStep step;
   step.counts = {rows, rows, rows,
                  MaxDecodeTiles(rows, packer_options_.kv_heads, packer_options_.multiprocessors),
                  0};
   step.layout = StagingLayout::For(step.counts);
   step.split = split;
+  step.tensor_cores = tensor_cores;
   absl::Status status = CudaStatus(
       cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), "begin a capture");
   if (!status.ok()) return status;
@@ -239,13 +249,15 @@ absl::StatusOr<cudaGraphExec_t> CudaRunner::CaptureOne(int32_t rows, bool split)
 }
 
 absl::Status CudaRunner::Capture() {
-  if (!packer_options_.decode_kernel) return absl::OkStatus();
   for (const int32_t rows : DecodeLadder(options_.max_sequences)) {
     graphs_.push_back({.rows = rows, .executables = {}});
-    for (const bool split : {false, true}) {
-      auto executable = CaptureOne(rows, split);
-      if (!executable.ok()) return executable.status();
-      graphs_.back().executables[split] = *executable;
+    for (const bool tensor_cores : {false, true}) {
+      if (!(tensor_cores ? packer_options_.tensor_cores : packer_options_.cuda_cores)) continue;
+      for (const bool split : {false, true}) {
+        auto executable = CaptureOne(rows, tensor_cores, split);
+        if (!executable.ok()) return executable.status();
+        graphs_.back().executables[tensor_cores][split] = *executable;
+      }
     }
   }
   return CudaStatus(cudaStreamSynchronize(stream_), "upload the graphs");
@@ -317,8 +329,9 @@ absl::Status CudaRunner::LaunchGraph(Flight& flight, const Graphs& graphs) {
   }
   ++stats_.graph_steps;
   stats_.padding_rows += graphs.rows - static_cast<int64_t>(flight.step.slots.size());
-  return CudaStatus(cudaGraphLaunch(graphs.executables[flight.step.split], stream_),
-                    "launch a graph");
+  const cudaGraphExec_t executable =
+      graphs.executables[flight.step.tensor_cores][flight.step.split];
+  return CudaStatus(cudaGraphLaunch(executable, stream_), "launch a graph");
 }
 
 absl::Status CudaRunner::LaunchEager(Flight& flight) {

@@ -47,7 +47,8 @@ struct CudaRunnerOptions {
   bool graphs = true;
   // Where chosen GEMM algorithms are kept; empty: they are measured at every start.
   std::string gemm_cache_file;
-  DecodeKernel decode_kernel = DecodeKernel::kTensorCores;
+  // Mean length of the sequences in a step from which decode attention runs on tensor cores.
+  int32_t tensor_core_tokens = 512;
   // Steps of up to this many rows use fused products, which Hopper has; up to 16.
   int32_t max_fused_rows = 16;
 };
@@ -107,10 +108,10 @@ class CudaRunner final : public ModelRunner {
     bool timed = false;
     absl::Status status;
   };
-  // Index by whether sequences are split.
+  // Executables are null where there is no such kernel.
   struct Graphs {
     int32_t rows = 0;
-    std::array<cudaGraphExec_t, 2> executables = {};
+    cudaGraphExec_t executables[2][2] = {};  // by tensor_cores, by split
   };
 
   CudaRunner(const ModelConfig& config, ParameterGate* gate, const CudaRunnerOptions& options);
@@ -118,7 +119,7 @@ class CudaRunner final : public ModelRunner {
   absl::Status Prepare(const ImageLayout& layout, const ModelMemory& memory);
   absl::Status AllocateHost();
   absl::Status Capture();
-  absl::StatusOr<cudaGraphExec_t> CaptureOne(int32_t rows, bool split);
+  absl::StatusOr<cudaGraphExec_t> CaptureOne(int32_t rows, bool tensor_cores, bool split);
 
   const Graphs* GraphFor(const StepPlan& plan) const;
   absl::Status AwaitOnStream(int stage);

@@ -199,8 +199,9 @@ absl::Status Forward::WarmUp(int32_t tiles, cudaStream_t stream) {
                                            slots.size() * 8, cudaMemcpyHostToDevice, stream),
                            "fill the staging buffer"));
   warming_ = true;
-  for (const bool split : {false, true}) {
-    for (const int32_t count : {1, rows}) {
+  for (const DecodeKernel kernel : options_.decode_kernels) {
+    step.tensor_cores = kernel == DecodeKernel::kTensorCores;
+    for (const auto& [count, split] : {std::pair(1, false), {rows, false}, {1, true}}) {
       step.counts.rows = step.counts.samples = step.counts.decodes = count;
       step.split = split;
       if (!status.ok()) break;
@@ -295,7 +296,8 @@ absl::Status Forward::Attention(int32_t layer, const PackedStep& step, const Pre
     work.counting = At<int32_t>(places_.counting);
     work.zeros = At<int32_t>(places_.zeros);
     status = AttentionStatus(
-        DecodeAttention(options_.decode_kernel, queries, kv, work, options_.hopper, stream),
+        DecodeAttention(step.tensor_cores ? DecodeKernel::kTensorCores : DecodeKernel::kCudaCores,
+                        queries, kv, work, options_.hopper, stream),
         "decode attention");
   }
   if (status.ok() && step.counts.prefills > 0) {

@@ -46,7 +46,8 @@ struct ForwardOptions {
   int32_t null_block = 0;            // what the warm-up writes to
   std::vector<int32_t> decode_rows;  // sizes of the decode graphs, ascending
   std::string gemm_cache_file;
-  DecodeKernel decode_kernel = DecodeKernel::kCudaCores;
+  // Kernels for decodes that are loaded.
+  std::vector<DecodeKernel> decode_kernels;
   // Steps of up to this many rows use the fused products of skinny_gemm.h; needs `hopper`.
   int32_t max_fused_rows = 0;
 };

@@ -196,7 +196,7 @@ struct Flags {
   int32_t layers = 0;
   int32_t steps = 256;
   int32_t fused_rows = 16;
-  bool tensor_cores = true;
+  int32_t tensor_core_tokens = 512;
   bool graphs = true;
   bool quick = false;
   std::vector<int32_t> batches = {1, 8, 32, 128, 256};
@@ -280,7 +280,8 @@ int Main(int argc, char** argv) {
   app.add_flag("--graphs,!--no-graphs", flags.graphs, "replay decode steps as graphs");
   app.add_option("--fused-rows", flags.fused_rows,
                  "steps of up to this many rows use fused products");
-  app.add_flag("--tensor-cores,!--cuda-cores", flags.tensor_cores, "decode attention");
+  app.add_option("--tensor-core-tokens", flags.tensor_core_tokens,
+                 "mean length from which decode attention runs on tensor cores");
   app.add_flag("--quick", flags.quick, "only decode and first token");
   CLI11_PARSE(app, argc, argv);
 
@@ -290,8 +291,7 @@ int Main(int argc, char** argv) {
   options.graphs = flags.graphs && flags.profile.empty();
   options.gemm_cache_file = flags.cache;
   options.max_fused_rows = flags.fused_rows;
-  options.decode_kernel =
-      flags.tensor_cores ? DecodeKernel::kTensorCores : DecodeKernel::kCudaCores;
+  options.tensor_core_tokens = flags.tensor_core_tokens;
   const auto model = ValueOrDie(GpuModel::Create(config, 140000, options));
   OkOrDie(model->FillRandom(1));
   OkOrDie(model->FillKv(2));

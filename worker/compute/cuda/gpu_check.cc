@@ -392,12 +392,14 @@ class Check {
 
 int Main(int argc, char** argv) {
   std::string folder, out, cache;
-  bool tensor_cores = true, brief = false;
+  bool brief = false;
+  // Both kernels run: the checks go up to 300 tokens.
+  int32_t tensor_core_tokens = 60;
   CLI::App app("Checks the GPU runner against a reference");
   app.add_option("--model", folder, "folder of make_reference.py")->required();
   app.add_option("--out", out, "file for the JSON");
   app.add_option("--gemm-cache", cache, "file of GEMM algorithms");
-  app.add_flag("--tensor-cores,!--cuda-cores", tensor_cores, "decode attention");
+  app.add_option("--tensor-core-tokens", tensor_core_tokens, "see CudaRunnerOptions");
   app.add_flag("--short", brief, "fewer tokens");
   CLI11_PARSE(app, argc, argv);
 
@@ -407,7 +409,7 @@ int Main(int argc, char** argv) {
   options.max_sequences = kMaxSequences;
   options.max_step_tokens = 4096;
   options.gemm_cache_file = cache;
-  options.decode_kernel = tensor_cores ? DecodeKernel::kTensorCores : DecodeKernel::kCudaCores;
+  options.tensor_core_tokens = tensor_core_tokens;
   const auto model = ValueOrDie(GpuModel::Create(config, 32768, options));
   OkOrDie(model->LoadFolder(folder));
   Check check(*model, folder);

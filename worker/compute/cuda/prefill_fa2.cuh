@@ -92,10 +92,20 @@ AttentionError RunFa2(const PrefillPlan& plan, const PrefillShape& shape, const 
   });
 }
 
-// Prefills of one row each, by the plan of decode_plan.h.
+// Prefills of one row each, by the plan of decode_plan.h, with smaller tiles than FlashInfer would
+// choose: more thread blocks per multiprocessor hide each other's latencies, of which a short
+// sequence's block has little else.
 template <int kHeadDim>
 AttentionError DecodeFa2(const Queries& queries, const PagedKv& kv, const DecodeWork& work,
                          bool overlap_launch, cudaStream_t stream) {
+  using T = __nv_bfloat16;
+  using Variant = flashinfer::DefaultAttention<false, false, false, false>;
+  constexpr int kWarps = 4;
+  using Traits =
+      flashinfer::KernelTraits<flashinfer::MaskMode::kNone, /*CTA_TILE_Q=*/16, /*NUM_MMA_Q=*/1,
+                               /*NUM_MMA_KV=*/1, kHeadDim / 16, kHeadDim / 16, /*NUM_WARPS_Q=*/1,
+                               /*NUM_WARPS_KV=*/kWarps, flashinfer::PosEncodingMode::kNone, T, T, T,
+                               float, int32_t, Variant>;
   return Guard([&] {
     const bool split = work.partial_output != nullptr;
     Fa2Params params = MakeFa2Params<kHeadDim>(queries, kv, work.counting, -1);
@@ -103,13 +113,36 @@ AttentionError DecodeFa2(const Queries& queries, const PagedKv& kv, const Decode
     params.qo_tile_indices = work.zeros;
     params.kv_tile_indices = work.tile_chunk;
     params.o_indptr = split ? work.first_tile : work.counting;
-    params.merge_indptr = work.first_tile;
     params.kv_chunk_size_ptr = work.chunk_tokens;
     params.block_valid_mask = work.valid_tiles;
     params.padded_batch_size = work.tiles;
-    params.max_total_num_rows = kv.sequences;
-    return LaunchFa2<kHeadDim, 16>(params, work.partial_output, work.partial_lse, overlap_launch,
-                                   stream);
+    params.partition_kv = split;
+    if (split) {
+      params.o = static_cast<T*>(work.partial_output);
+      params.lse = work.partial_lse;
+    }
+    const auto kernel =
+        flashinfer::BatchPrefillWithPagedKVCacheKernel</*SAME_KV_STRIDES=*/true, Traits, Fa2Params>;
+    constexpr size_t kShared = sizeof(typename Traits::SharedStoragePaged);
+    cudaError_t error =
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared);
+    if (error != cudaSuccess) return error;
+    cudaLaunchAttribute overlap = {};
+    overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    overlap.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3(work.tiles, 1, kv.kv_heads);
+    config.blockDim = dim3(32, 1, kWarps);
+    config.dynamicSmemBytes = kShared;
+    config.stream = stream;
+    config.attrs = &overlap;
+    config.numAttrs = overlap_launch ? 1 : 0;
+    error = cudaLaunchKernelEx(&config, kernel, params);
+    if (error != cudaSuccess || !split) return error;
+    return flashinfer::VariableLengthMergeStates(
+        static_cast<T*>(work.partial_output), work.partial_lse, work.first_tile,
+        static_cast<T*>(queries.output), static_cast<float*>(nullptr), kv.sequences,
+        static_cast<uint32_t*>(nullptr), queries.heads, kHeadDim, overlap_launch, stream);
   });
 }
 

@@ -69,7 +69,7 @@ size_t MaxStagingBytes(const PackerOptions& options) {
 }
 
 bool StepPacker::TakenByDecode(const SequenceChunk& chunk) const {
-  return options_.decode_kernel && chunk.tokens.size() == 1 &&
+  return (options_.cuda_cores || options_.tensor_cores) && chunk.tokens.size() == 1 &&
          (options_.window == 0 || Past(chunk) <= options_.window);
 }
 
@@ -272,6 +272,11 @@ void StepPacker::Pack(const StepPlan& plan, absl::Span<const int32_t> previous_s
     writer.Rows(plan.chunks[c], previous_slots, row);
     decode(writer.Blocks(plan.chunks[c]));
   }
+  int64_t decode_tokens = 0;
+  for (const int32_t length : lengths_) decode_tokens += length;
+  step.tensor_cores =
+      options_.tensor_cores &&
+      (!options_.cuda_cores || decode_tokens >= int64_t{options_.tensor_core_tokens} * row);
   while (row < graph_rows) {
     writer.Row(row, 0, 0, options_.null_block);
     writer.NullBlock();

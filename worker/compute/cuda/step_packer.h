@@ -62,7 +62,10 @@ struct PackerOptions {
   int32_t kv_heads = 0;
   int32_t window = 0;  // 0: none
   int32_t null_block = 0;
-  bool decode_kernel = true;
+  // Kernels for decodes: from a mean length on the one on tensor cores, where there are both.
+  bool cuda_cores = true;
+  bool tensor_cores = true;
+  int32_t tensor_core_tokens = 0;
   int32_t multiprocessors = 0;
   // Steps beyond these are refused.
   int32_t max_rows = 0;
@@ -79,6 +82,8 @@ struct PackedStep {
   size_t bytes = 0;
   // Whether a decode has several tiles, whose partial results must be merged.
   bool split = false;
+  // Whether the decodes' attention runs on tensor cores.
+  bool tensor_cores = false;
   bool any_logprobs = false;
   // Whether no prefill row reaches beyond the window.
   bool window_free = true;
