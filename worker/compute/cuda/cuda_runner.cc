@@ -95,6 +95,7 @@ ForwardOptions MakeForwardOptions(const ModelConfig& config, const PackerOptions
   forward.null_block = packer.null_block;
   forward.decode_rows = DecodeLadder(options.max_sequences);
   forward.gemm_cache_file = options.gemm_cache_file;
+  forward.overlap_launches = options.overlap_launches;
   if (packer.cuda_cores) forward.decode_kernels.push_back(DecodeKernel::kCudaCores);
   if (packer.tensor_cores) forward.decode_kernels.push_back(DecodeKernel::kTensorCores);
   forward.max_fused_rows = fusible ? std::min(options.max_fused_rows, kSkinnyGemmMaxTokens) : 0;

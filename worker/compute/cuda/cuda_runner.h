@@ -45,10 +45,13 @@ struct CudaRunnerOptions {
   int32_t max_step_tokens = 8192;
   int32_t max_sequences = 256;
   bool graphs = true;
+  // See SetLaunchOverlap in kernels.h.
+  bool overlap_launches = true;
   // Where chosen GEMM algorithms are kept; empty: they are measured at every start.
   std::string gemm_cache_file;
-  // Mean length of the sequences in a step from which decode attention runs on tensor cores.
-  int32_t tensor_core_tokens = 512;
+  // Tokens that the decodes of a step attend to, in all, from which their attention runs on tensor
+  // cores: below, latency counts, and the other kernel has less of it.
+  int32_t tensor_core_tokens = 16384;
   // Steps of up to this many rows use fused products, which Hopper has; up to 16.
   int32_t max_fused_rows = 16;
 };

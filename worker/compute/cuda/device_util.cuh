@@ -10,6 +10,9 @@
 
 namespace palimpsest::cuda {
 
+// See SetLaunchOverlap in kernels.h.
+inline bool launch_overlap = true;
+
 // The kernel may start while the one before it drains; it calls AwaitPrevious before it touches
 // anything that kernel wrote.
 template <typename... Parameters, typename... Arguments>
@@ -24,7 +27,7 @@ cudaError_t LaunchOverlapped(void (*kernel)(Parameters...), dim3 grid, dim3 bloc
   config.dynamicSmemBytes = shared;
   config.stream = stream;
   config.attrs = &attribute;
-  config.numAttrs = 1;
+  config.numAttrs = launch_overlap ? 1 : 0;
   return cudaLaunchKernelEx(&config, kernel, arguments...);
 }
 

@@ -116,6 +116,7 @@ absl::StatusOr<std::unique_ptr<Forward>> Forward::Create(
     std::byte* workspace, int32_t tiles, const ForwardOptions& options, cudaStream_t stream) {
   std::unique_ptr<Forward> forward(
       new Forward(config, layout, memory, workspace, Place(config, options, tiles), options));
+  SetLaunchOverlap(options.overlap_launches);
   absl::Status status = CudaStatus(PrepareSampler(config.vocab_size), "prepare the sampler");
   if (options.max_fused_rows > 0) {
     status.Update(CudaStatus(PrepareSkinnyGemm(), "prepare the fused products"));
@@ -297,7 +298,7 @@ absl::Status Forward::Attention(int32_t layer, const PackedStep& step, const Pre
     work.zeros = At<int32_t>(places_.zeros);
     status = AttentionStatus(
         DecodeAttention(step.tensor_cores ? DecodeKernel::kTensorCores : DecodeKernel::kCudaCores,
-                        queries, kv, work, options_.hopper, stream),
+                        queries, kv, work, options_.hopper && options_.overlap_launches, stream),
         "decode attention");
   }
   if (status.ok() && step.counts.prefills > 0) {
@@ -338,7 +339,7 @@ absl::Status Forward::MultiplyFused(const Fusion& fusion, const MatrixPlacement&
     product.residual = At<void>(output);
     product.residual_stride = product.n;
   }
-  product.programmatic = true;
+  product.programmatic = options_.overlap_launches;
   return CudaStatus(LaunchSkinnyGemm(product, stream), "fused matrix product");
 }
 

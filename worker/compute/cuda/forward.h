@@ -50,6 +50,7 @@ struct ForwardOptions {
   std::vector<DecodeKernel> decode_kernels;
   // Steps of up to this many rows use the fused products of skinny_gemm.h; needs `hopper`.
   int32_t max_fused_rows = 0;
+  bool overlap_launches = true;
 };
 
 class Forward {

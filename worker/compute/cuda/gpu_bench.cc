@@ -196,7 +196,7 @@ struct Flags {
   int32_t layers = 0;
   int32_t steps = 256;
   int32_t fused_rows = 16;
-  int32_t tensor_core_tokens = 512;
+  int32_t tensor_core_tokens = 16384;
   bool graphs = true;
   bool quick = false;
   std::vector<int32_t> batches = {1, 8, 32, 128, 256};
@@ -280,8 +280,7 @@ int Main(int argc, char** argv) {
   app.add_flag("--graphs,!--no-graphs", flags.graphs, "replay decode steps as graphs");
   app.add_option("--fused-rows", flags.fused_rows,
                  "steps of up to this many rows use fused products");
-  app.add_option("--tensor-core-tokens", flags.tensor_core_tokens,
-                 "mean length from which decode attention runs on tensor cores");
+  app.add_option("--tensor-core-tokens", flags.tensor_core_tokens, "see CudaRunnerOptions");
   app.add_flag("--quick", flags.quick, "only decode and first token");
   CLI11_PARSE(app, argc, argv);
 

@@ -154,6 +154,8 @@ __global__ void FillUniformKernel(__nv_bfloat16* output, int64_t count, float mi
 
 }  // namespace
 
+void SetLaunchOverlap(bool overlap) { launch_overlap = overlap; }
+
 cudaError_t Embed(const EmbedArgs& args, cudaStream_t stream) {
   return LaunchOverlapped(EmbedKernel, args.rows, ThreadsFor(args.hidden / kVector / 2), 0, stream,
                           args);

@@ -12,6 +12,10 @@
 
 namespace palimpsest::cuda {
 
+// Whether kernels of this library may start while the ones before them drain, which is the default;
+// tools that serialise kernels may want it off. Of the whole process, before any launch.
+void SetLaunchOverlap(bool overlap);
+
 struct EmbedArgs {
   const int32_t* tokens = nullptr;  // [rows]; -1 - i: the token in sampled[i]
   const int32_t* positions = nullptr;

@@ -274,9 +274,8 @@ void StepPacker::Pack(const StepPlan& plan, absl::Span<const int32_t> previous_s
   }
   int64_t decode_tokens = 0;
   for (const int32_t length : lengths_) decode_tokens += length;
-  step.tensor_cores =
-      options_.tensor_cores &&
-      (!options_.cuda_cores || decode_tokens >= int64_t{options_.tensor_core_tokens} * row);
+  step.tensor_cores = options_.tensor_cores &&
+                      (!options_.cuda_cores || decode_tokens >= options_.tensor_core_tokens);
   while (row < graph_rows) {
     writer.Row(row, 0, 0, options_.null_block);
     writer.NullBlock();

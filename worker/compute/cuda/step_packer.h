@@ -62,7 +62,7 @@ struct PackerOptions {
   int32_t kv_heads = 0;
   int32_t window = 0;  // 0: none
   int32_t null_block = 0;
-  // Kernels for decodes: from a mean length on the one on tensor cores, where there are both.
+  // Kernels for decodes; where there are both, the one on tensor cores from this many tokens on.
   bool cuda_cores = true;
   bool tensor_cores = true;
   int32_t tensor_core_tokens = 0;
