@@ -368,6 +368,7 @@ absl::StatusOr<StepResult> CudaRunner::Wait() {
     status = CudaStatus(cudaEventElapsedTime(&gpu_milliseconds_, flight.begin, flight.done),
                         "time of the step");
   }
+  if (status.ok() && gate_ != nullptr) status = gate_->CheckPassed();
   if (!status.ok()) return status;
   return ReadResult(flight);
 }
