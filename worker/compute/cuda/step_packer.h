@@ -14,7 +14,7 @@
 #include "absl/status/status.h"
 #include "absl/types/span.h"
 #include "common/ids.h"
-#include "worker/compute/cuda/sampler.h"
+#include "worker/compute/cuda/sampling_row.h"
 #include "worker/core/step_plan.h"
 
 namespace palimpsest::cuda {
