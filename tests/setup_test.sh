@@ -22,6 +22,7 @@ marker() { mkdir -p "$cache/$1"; cat "${@:2}" >"$cache/$1/.made-from"; }
 marker venv tools/requirements.txt
 marker models/SmolLM2-135M-Instruct tools/model.txt tools/convert_gguf.py
 marker third_party/jinja tools/third_party.txt
+marker third_party/flashinfer tools/flashinfer.txt
 mkdir "$cache/venv/bin"
 ln -s /usr/bin/true "$cache/venv/bin/python"
 
