@@ -239,6 +239,10 @@ void Arbiter::OnRevokeDone(SessionId session, RevokeId revoke, absl::Span<const 
                            absl::Time now) {
   impl_->OnRevokeDone(session, revoke, slabs, now);
 }
+void Arbiter::OnRevokePart(SessionId session, RevokeId revoke, absl::Span<const SlabId> slabs,
+                           absl::Time now) {
+  impl_->OnRevokePart(session, revoke, slabs, now);
+}
 void Arbiter::OnReleaseKv(SessionId session, absl::Span<const SlabId> slabs, absl::Time now) {
   impl_->OnReleaseKv(session, slabs, now);
 }

@@ -194,6 +194,9 @@ class Arbiter {
                      absl::Time now);
   void OnRevokeDone(SessionId session, RevokeId revoke, absl::Span<const SlabId> slabs,
                     absl::Time now);
+  // A part of such an answer; the rest follows with OnRevokeDone, before the revoke's deadline.
+  void OnRevokePart(SessionId session, RevokeId revoke, absl::Span<const SlabId> slabs,
+                    absl::Time now);
   void OnReleaseKv(SessionId session, absl::Span<const SlabId> slabs, absl::Time now);
   void OnGrantMapped(SessionId session, GrantId grant, absl::Duration map, absl::Duration restore,
                      absl::Time now);

@@ -173,7 +173,11 @@ class Fuzzer {
         if (Below(2) == 0 && !worker.grants.empty()) {
           node_.MapGrant(worker, absl::Milliseconds(Below(700)));
         } else if (!worker.revokes.empty()) {
-          node_.AnswerRevoke(worker);
+          if (Below(3) == 0) {
+            node_.AnswerRevokePart(worker, 1 + Below(4));
+          } else {
+            node_.AnswerRevoke(worker);
+          }
         }
     }
   }
@@ -268,7 +272,8 @@ class Fuzzer {
 };
 
 TEST(ArbiterFuzz, InvariantsHoldUnderRandomEvents) {
-  int grants = 0, kills = 0, refused = 0, revokes = 0, parameter_revokes = 0, workspaces = 0;
+  int grants = 0, kills = 0, refused = 0, revokes = 0, parameter_revokes = 0, workspaces = 0,
+      parts = 0;
   for (uint32_t seed = 1; seed <= 60; ++seed) {
     Fuzzer fuzzer(seed);
     fuzzer.Run(3000);
@@ -279,6 +284,7 @@ TEST(ArbiterFuzz, InvariantsHoldUnderRandomEvents) {
     kills += fuzzer.kills();
     refused += fuzzer.Occurrences("refused ");
     revokes += fuzzer.Occurrences(" kv ");
+    parts += fuzzer.Occurrences("part ");
     workspaces += fuzzer.Occurrences(" workspace ");
     parameter_revokes += fuzzer.Occurrences(" parameter 0+");
   }
@@ -289,6 +295,7 @@ TEST(ArbiterFuzz, InvariantsHoldUnderRandomEvents) {
   EXPECT_GT(revokes, 5000);
   EXPECT_GT(parameter_revokes, 1000);
   EXPECT_GT(workspaces, 500);
+  EXPECT_GT(parts, 500);
 }
 
 TEST(ArbiterFuzz, SameSeedGivesSameActions) {

@@ -39,6 +39,8 @@ class Arbiter::Impl {
   void OnSetKvTarget(SessionId session, uint32_t target, uint32_t needed, absl::Time now);
   void OnRevokeDone(SessionId session, RevokeId revoke, absl::Span<const SlabId> slabs,
                     absl::Time now);
+  void OnRevokePart(SessionId session, RevokeId revoke, absl::Span<const SlabId> slabs,
+                    absl::Time now);
   void OnReleaseKv(SessionId session, absl::Span<const SlabId> slabs, absl::Time now);
   void OnGrantMapped(SessionId session, GrantId grant, absl::Duration map, absl::Duration restore,
                      absl::Time now);
@@ -96,6 +98,9 @@ class Arbiter::Impl {
   // Whether the session holds each slab once, in that role, mapped or being revoked; otherwise it
   // is killed.
   bool CheckOwned(Session& session, absl::Span<const SlabId> slabs, SlabRole role,
+                  const std::string& what, absl::Time now);
+  // Whether the slabs are among those that the revoke asked for, each named once.
+  bool CheckAsked(Session& session, const RevokeInFlight& revoke, absl::Span<const SlabId> slabs,
                   const std::string& what, absl::Time now);
   bool CheckAnswer(Session& session, const RevokeInFlight& revoke, absl::Span<const SlabId> slabs,
                    absl::Time now);

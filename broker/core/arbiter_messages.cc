@@ -91,20 +91,9 @@ bool Arbiter::Impl::CheckOwned(Session& session, absl::Span<const SlabId> slabs,
   return true;
 }
 
-bool Arbiter::Impl::CheckAnswer(Session& session, const RevokeInFlight& revoke,
-                                absl::Span<const SlabId> slabs, absl::Time now) {
-  const std::string what = absl::StrCat("RevokeDone ", revoke.id.value());
-  if (revoke.role == SlabRole::kKv) {
-    if (!CheckOwned(session, slabs, SlabRole::kKv, what, now)) return false;
-    const uint32_t mapped = session.kv_held - std::min(session.kv_held, session.kv_unmapped);
-    const uint32_t least = std::min(revoke.kv_outstanding, mapped);
-    if (slabs.size() >= least) return true;
-    Kill(session,
-         absl::StrCat("protocol violation: ", what, " gives back ", slabs.size(), " KV slabs of ",
-                      revoke.kv_outstanding, " asked while the worker holds ", mapped),
-         now);
-    return false;
-  }
+bool Arbiter::Impl::CheckAsked(Session& session, const RevokeInFlight& revoke,
+                               absl::Span<const SlabId> slabs, const std::string& what,
+                               absl::Time now) {
   NewSight();
   const uint32_t asked = sight_;
   for (const RevokeInFlight::Parameter& parameter : revoke.parameters) FirstSight(parameter.slab);
@@ -120,6 +109,24 @@ bool Arbiter::Impl::CheckAnswer(Session& session, const RevokeInFlight& revoke,
          now);
     return false;
   }
+  return true;
+}
+
+bool Arbiter::Impl::CheckAnswer(Session& session, const RevokeInFlight& revoke,
+                                absl::Span<const SlabId> slabs, absl::Time now) {
+  const std::string what = absl::StrCat("RevokeDone ", revoke.id.value());
+  if (revoke.role == SlabRole::kKv) {
+    if (!CheckOwned(session, slabs, SlabRole::kKv, what, now)) return false;
+    const uint32_t mapped = session.kv_held - std::min(session.kv_held, session.kv_unmapped);
+    const uint32_t least = std::min(revoke.kv_outstanding, mapped);
+    if (slabs.size() >= least) return true;
+    Kill(session,
+         absl::StrCat("protocol violation: ", what, " gives back ", slabs.size(), " KV slabs of ",
+                      revoke.kv_outstanding, " asked while the worker holds ", mapped),
+         now);
+    return false;
+  }
+  if (!CheckAsked(session, revoke, slabs, what, now)) return false;
   for (const RevokeInFlight::Parameter& parameter : revoke.parameters) {
     if (parameter.returned || seen_[parameter.slab.value()] == sight_) continue;
     Kill(session,
@@ -155,11 +162,33 @@ void Arbiter::Impl::OnRevokeDone(SessionId id, RevokeId revoke_id, absl::Span<co
     Act(TransferFinished{.kind = TransferKind::kRevoke,
                          .tenant = *session->tenant,
                          .role = revoke.role,
-                         .slabs = static_cast<uint32_t>(back.size()),
+                         .slabs = revoke.returned_slabs + static_cast<uint32_t>(back.size()),
                          .duration = now - revoke.sent,
                          .reason = revoke.reason,
                          .finished_at = now});
     TakeBack(*session, back, revoke.reason, now);
+  }
+  Pump(now);
+}
+
+void Arbiter::Impl::OnRevokePart(SessionId id, RevokeId revoke_id, absl::Span<const SlabId> slabs,
+                                 absl::Time now) {
+  Session* const session = FindConnected(id);
+  if (session == nullptr) return;
+  const auto found =
+      std::find_if(session->revokes.begin(), session->revokes.end(),
+                   [revoke_id](const RevokeInFlight& revoke) { return revoke.id == revoke_id; });
+  const std::string what = absl::StrCat("RevokeDone ", revoke_id.value());
+  if (found == session->revokes.end()) {
+    OnStaleRevokeDone(*session, revoke_id, slabs, now);
+  } else if (CheckOwned(*session, slabs, found->role, what, now) &&
+             (found->role == SlabRole::kKv || CheckAsked(*session, *found, slabs, what, now))) {
+    const auto count = static_cast<uint32_t>(slabs.size());
+    const uint32_t expected = std::min(found->kv_outstanding, count);
+    found->kv_outstanding -= expected;
+    session->kv_revoking -= expected;
+    found->returned_slabs += count;
+    TakeBack(*session, slabs, found->reason, now);
   }
   Pump(now);
 }

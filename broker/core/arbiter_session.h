@@ -38,6 +38,8 @@ struct RevokeInFlight {
   std::vector<Parameter> parameters;
   // KV slabs still expected; fewer than asked after the holder gave some back by other means.
   uint32_t kv_outstanding = 0;
+  // Slabs that came back in parts of the answer.
+  uint32_t returned_slabs = 0;
   MoveReason reason = MoveReason::kActivation;
   absl::Time sent;
   absl::Time deadline;

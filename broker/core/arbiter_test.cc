@@ -597,6 +597,47 @@ TEST_F(ArbiterTest, SameTenantMaySkipCleaning) {
   }
 }
 
+TEST_F(ArbiterTest, AnswersMayComeInParts) {
+  Start(Options(30), {Tenant("a", 0, 0), Tenant("b", 1, 0)});
+  Bring(0, 8, false);
+  node().SetKvTarget(worker(0), 0, 0);
+  node().Report(worker(0), false, 0, 8);
+  ASSERT_TRUE(node().Attach(1).ok());
+  node().Report(worker(1), true, 0, 0);
+  node().SetKvTarget(worker(1), 8, 8);  // 2 are free, 6 are taken
+  ASSERT_EQ(worker(0).revokes.size(), 1u);
+  ASSERT_EQ(worker(0).revokes[0].kv_slabs, 6u);
+  node().MapGrant(worker(1));
+  node().AnswerRevokePart(worker(0), 4);
+  node().Clean(4);
+  EXPECT_EQ(kv(1), 6u);  // without waiting for the rest
+  EXPECT_EQ(status(0).revokes_in_flight, 1u);
+  node().AnswerRevoke(worker(0));
+  node().Clean(2);
+  EXPECT_EQ(kv(1), 8u);
+  EXPECT_EQ(status(0).revokes_in_flight, 0u);
+  const auto revoked =
+      std::find_if(node().transfers().begin(), node().transfers().end(),
+                   [](const TransferFinished& t) { return t.kind == TransferKind::kRevoke; });
+  ASSERT_NE(revoked, node().transfers().end());
+  EXPECT_EQ(revoked->slabs, 6u);
+}
+
+TEST_F(ArbiterTest, APartOfWhatWasNotAskedForCostsTheWorkerItsLife) {
+  Start(Options(30), {Tenant("a", 0, 0), Tenant("b", 1, 0)});
+  Bring(0, 8, false);
+  node().SetKvTarget(worker(0), 0, 0);
+  node().Report(worker(0), false, 0, 8);
+  ASSERT_TRUE(node().Attach(1).ok());
+  node().Report(worker(1), true, 0, 0);
+  node().SetKvTarget(worker(1), 8, 8);
+  const SlabId parameter = worker(0).Slabs(SlabRole::kParameter)[0];
+  node().arbiter().OnRevokePart(worker(0).session, worker(0).revokes[0].revoke, {parameter},
+                                node().now());
+  node().Advance(absl::Milliseconds(1));
+  EXPECT_TRUE(worker(0).killed);
+}
+
 SimulatedTenant WithWorkspace(SimulatedTenant tenant, uint32_t slabs) {
   tenant.config.workspace_slabs = slabs;
   return tenant;

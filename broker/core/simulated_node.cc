@@ -266,9 +266,8 @@ void SimulatedNode::GiveUp(SimulatedWorker& worker, const std::vector<SlabId>& s
   }
 }
 
-void SimulatedNode::AnswerRevoke(SimulatedWorker& worker, uint32_t spare) {
-  const SendRevoke revoke = worker.revokes.front();
-  worker.revokes.pop_front();
+std::vector<SlabId> SimulatedNode::AnswerTo(const SimulatedWorker& worker,
+                                            const SendRevoke& revoke) {
   std::vector<SlabId> slabs;
   if (revoke.role == SlabRole::kKv) {
     // Those in grants that are not mapped cannot be chosen yet.
@@ -287,8 +286,28 @@ void SimulatedNode::AnswerRevoke(SimulatedWorker& worker, uint32_t spare) {
       }
     }
   }
+  return slabs;
+}
+
+void SimulatedNode::AnswerRevoke(SimulatedWorker& worker, uint32_t spare) {
+  const SendRevoke revoke = worker.revokes.front();
+  worker.revokes.pop_front();
+  std::vector<SlabId> slabs = AnswerTo(worker, revoke);
   slabs.resize(slabs.size() - std::min<size_t>(spare, slabs.size()));
   AnswerRevokeWith(worker, revoke.revoke, slabs);
+}
+
+void SimulatedNode::AnswerRevokePart(SimulatedWorker& worker, uint32_t count) {
+  SendRevoke& revoke = worker.revokes.front();
+  std::vector<SlabId> slabs = AnswerTo(worker, revoke);
+  slabs.resize(std::min<size_t>(count, slabs.size()));
+  for (const SlabId slab : slabs) std::erase(revoke.region_indexes, worker.held[slab].region_index);
+  if (revoke.role == SlabRole::kKv) revoke.kv_slabs -= static_cast<uint32_t>(slabs.size());
+  const RevokeId id = revoke.revoke;
+  GiveUp(worker, slabs);
+  absl::StrAppend(&log_, "part ", slabs.size(), "\n");
+  arbiter_->OnRevokePart(worker.session, id, slabs, now_);
+  Drain();
 }
 
 void SimulatedNode::AnswerRevokeWith(SimulatedWorker& worker, RevokeId revoke,

@@ -78,6 +78,8 @@ class SimulatedNode {
   void MapGrant(SimulatedWorker& worker, absl::Duration restore = absl::Milliseconds(10));
   // Gives up the first slabs held; `spare` fewer than asked, against the rules if it holds them.
   void AnswerRevoke(SimulatedWorker& worker, uint32_t spare = 0);
+  // A part of the answer to the first revoke, of up to `count` slabs.
+  void AnswerRevokePart(SimulatedWorker& worker, uint32_t count);
   void AnswerRevokeWith(SimulatedWorker& worker, RevokeId revoke, std::vector<SlabId> slabs);
   void ReleaseKv(SimulatedWorker& worker, uint32_t count);
   void Detach(SimulatedWorker& worker);
@@ -117,6 +119,7 @@ class SimulatedNode {
   void Do(const SessionEnded& ended);
   void Do(const TransferFinished& transfer);
   void CheckParameterRevoke(const SimulatedWorker& worker, const SendRevoke& revoke);
+  static std::vector<SlabId> AnswerTo(const SimulatedWorker& worker, const SendRevoke& revoke);
   void GiveUp(SimulatedWorker& worker, const std::vector<SlabId>& slabs);
   void NoteActivation(SimulatedWorker& worker);
 

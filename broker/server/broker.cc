@@ -333,7 +333,11 @@ void Broker::Apply(SessionId session, const WorkerEvent& event, absl::Time now) 
   } else if (const auto* target = std::get_if<KvTargetEvent>(&event)) {
     arbiter_.OnSetKvTarget(session, target->target_slabs, target->needed_slabs, now);
   } else if (const auto* done = std::get_if<RevokeDoneEvent>(&event)) {
-    arbiter_.OnRevokeDone(session, done->revoke, done->slabs, now);
+    if (done->more) {
+      arbiter_.OnRevokePart(session, done->revoke, done->slabs, now);
+    } else {
+      arbiter_.OnRevokeDone(session, done->revoke, done->slabs, now);
+    }
   } else if (const auto* release = std::get_if<ReleaseKvEvent>(&event)) {
     arbiter_.OnReleaseKv(session, release->slabs, now);
   } else if (const auto* mapped = std::get_if<GrantMappedEvent>(&event)) {

@@ -103,7 +103,8 @@ absl::StatusOr<WorkerEvent> ParseWorkerMessage(const v1::WorkerMessage& message,
     case v1::WorkerMessage::kRevokeDone: {
       auto slabs = CheckedSlabs(message.revoke_done().slab_ids(), pool_slabs);
       if (!slabs.ok()) return slabs.status();
-      return RevokeDoneEvent{RevokeId(message.revoke_done().revoke_id()), *std::move(slabs)};
+      return RevokeDoneEvent{RevokeId(message.revoke_done().revoke_id()), *std::move(slabs),
+                             message.revoke_done().more()};
     }
     case v1::WorkerMessage::kReleaseKv: {
       auto slabs = CheckedSlabs(message.release_kv().slab_ids(), pool_slabs);

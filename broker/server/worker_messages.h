@@ -24,6 +24,8 @@ struct KvTargetEvent {
 struct RevokeDoneEvent {
   RevokeId revoke;
   std::vector<SlabId> slabs;
+  // The rest of the answer follows.
+  bool more = false;
 };
 struct ReleaseKvEvent {
   std::vector<SlabId> slabs;

@@ -65,6 +65,9 @@ class GrpcMemoryClient : public MemoryClient {
     int restore_threads = 2;
     // Whether restored parameters are hashed and compared.
     bool verify_parameters = true;
+    // Slabs are given back in parts of this size, so that the broker cleans some while others are
+    // unmapped.
+    Bytes give_back_part = MiB(256);
     // How long Connect tries while there is no broker.
     absl::Duration connect_timeout = absl::Seconds(60);
     absl::Duration min_backoff = absl::Milliseconds(50);
@@ -194,6 +197,9 @@ class GrpcMemoryClient : public MemoryClient {
   absl::StatusOr<std::vector<SlabRegion::Arrival>> Fetch(const v1::Grant& grant);
   absl::StatusOr<std::vector<RegionIndex>> Map(const v1::Grant& grant,
                                                std::vector<SlabRegion::Arrival> slabs);
+  void SendRevokeDone(RevokeId revoke, absl::Span<const SlabId> slabs, bool more);
+  // Slabs of one message.
+  size_t GiveBackPart() const;
   // Which slabs were there; none if that failed, which is logged.
   std::vector<SlabId> UnmapKv(absl::Span<const RegionIndex> indexes);
   void Restore(const RestoreTask& task);

@@ -53,6 +53,7 @@ class GrpcMemoryClientTest : public ::testing::Test {
     options.min_backoff = absl::Milliseconds(1);
     options.max_backoff = absl::Milliseconds(20);
     options.gate_patience = kPatience;
+    options.give_back_part = give_back_part_;
     options.on_fatal = [this](const absl::Status& status) {
       MutexLock lock(&mu_);
       fatal_ = status;
@@ -155,6 +156,7 @@ class GrpcMemoryClientTest : public ::testing::Test {
     return held;
   }
 
+  Bytes give_back_part_ = MiB(256);
   std::string folder_;
   FakeBroker broker_;
   std::string progress_;
@@ -630,6 +632,22 @@ TEST_F(GrpcMemoryClientTest, DetachWithoutABrokerDoesNotHang) {
   AwaitEvent<BrokerLost>();
   client_->Detach();
   EXPECT_EQ(client_->Mapped().kv, 0);
+}
+
+TEST_F(GrpcMemoryClientTest, LargeAnswersComeInParts) {
+  give_back_part_ = FakeBroker::kSlab * 2;
+  Connect();
+  const std::vector<RegionIndex> kv = GrantKv({5, 6, 7});
+  const uint64_t revoke = broker_.RevokeKv(3);
+  client_->FinishKvRevoke(AwaitEvent<KvRevoked>().id, kv);
+  const v1::RevokeDone first = broker_.Await(Case::kRevokeDone).revoke_done();
+  EXPECT_EQ(first.revoke_id(), revoke);
+  EXPECT_THAT(first.slab_ids(), ElementsAre(5, 6));
+  EXPECT_TRUE(first.more());
+  const v1::RevokeDone last = broker_.Await(Case::kRevokeDone).revoke_done();
+  EXPECT_EQ(last.revoke_id(), revoke);
+  EXPECT_THAT(last.slab_ids(), ElementsAre(7));
+  EXPECT_FALSE(last.more());
 }
 
 TEST_F(GrpcMemoryClientTest, ConnectWaitsForTheWorkspaceBehindTheKvRegion) {

@@ -10,10 +10,6 @@
 namespace palimpsest {
 namespace {
 
-// Slabs that are given back unasked go in parts, so that the broker cleans some while others are
-// unmapped.
-constexpr Bytes kGiveBack = MiB(256);
-
 // `histogram` may be null.
 void Observe(prometheus::Histogram* histogram, absl::Duration duration) {
   if (histogram != nullptr) histogram->Observe(absl::ToDoubleSeconds(duration));
@@ -103,25 +99,34 @@ absl::StatusOr<std::vector<RegionIndex>> GrpcMemoryClient::Map(
 }
 
 void GrpcMemoryClient::Perform(GiveKv& task) {
-  if (task.revoke.has_value()) {
-    v1::WorkerMessage message;
-    v1::RevokeDone& done = *message.mutable_revoke_done();
-    done.set_revoke_id(task.revoke->value());
-    for (const SlabId slab : UnmapKv(task.indexes)) done.add_slab_ids(slab.value());
-    MutexLock lock(&mu_);
-    return Send(std::move(message));
-  }
-  const auto part = static_cast<size_t>(std::max<int64_t>(kGiveBack / slab_bytes_, 1));
-  for (auto rest = absl::MakeConstSpan(task.indexes); !rest.empty();) {
-    const auto indexes = rest.subspan(0, part);
+  auto rest = absl::MakeConstSpan(task.indexes);
+  do {
+    const auto indexes = rest.subspan(0, GiveBackPart());
     rest.remove_prefix(indexes.size());
-    v1::WorkerMessage message;
-    v1::ReleaseKv& release = *message.mutable_release_kv();
-    for (const SlabId slab : UnmapKv(indexes)) release.add_slab_ids(slab.value());
-    if (release.slab_ids().empty()) continue;
-    MutexLock lock(&mu_);
-    Send(std::move(message));
-  }
+    const std::vector<SlabId> slabs = UnmapKv(indexes);
+    if (task.revoke.has_value()) {
+      SendRevokeDone(*task.revoke, slabs, /*more=*/!rest.empty());
+    } else if (!slabs.empty()) {
+      v1::WorkerMessage message;
+      for (const SlabId slab : slabs) message.mutable_release_kv()->add_slab_ids(slab.value());
+      MutexLock lock(&mu_);
+      Send(std::move(message));
+    }
+  } while (!rest.empty());
+}
+
+void GrpcMemoryClient::SendRevokeDone(RevokeId revoke, absl::Span<const SlabId> slabs, bool more) {
+  v1::WorkerMessage message;
+  v1::RevokeDone& done = *message.mutable_revoke_done();
+  done.set_revoke_id(revoke.value());
+  for (const SlabId slab : slabs) done.add_slab_ids(slab.value());
+  done.set_more(more);
+  MutexLock lock(&mu_);
+  Send(std::move(message));
+}
+
+size_t GrpcMemoryClient::GiveBackPart() const {
+  return static_cast<size_t>(std::max<int64_t>(options_.give_back_part / slab_bytes_, 1));
 }
 
 std::vector<SlabId> GrpcMemoryClient::UnmapKv(absl::Span<const RegionIndex> indexes) {
@@ -132,9 +137,6 @@ std::vector<SlabId> GrpcMemoryClient::UnmapKv(absl::Span<const RegionIndex> inde
 }
 
 void GrpcMemoryClient::Perform(GiveParameters& task) {
-  v1::WorkerMessage message;
-  v1::RevokeDone& done = *message.mutable_revoke_done();
-  done.set_revoke_id(task.revoke.value());
   // Not mapped: its grant failed, and with it the session.
   std::erase_if(task.indexes, [this](RegionIndex index) { return !parameters_->IsMapped(index); });
   {
@@ -144,15 +146,21 @@ void GrpcMemoryClient::Perform(GiveParameters& task) {
       while (slabs_->BeingWritten(index)) changed_.Wait(&mu_);
     }
   }
-  const absl::StatusOr<std::vector<SlabId>> slabs = parameters_->Unmap(task.indexes);
-  if (!slabs.ok()) {
-    Log(LogLevel::kError, "parameter slabs cannot be given back", {{"status", slabs.status()}});
-    return DropConnection(slabs.status());
-  }
-  for (const SlabId slab : *slabs) done.add_slab_ids(slab.value());
-  MutexLock lock(&mu_);
-  for (const RegionIndex index : task.indexes) slabs_->Unmapped(index);
-  Send(std::move(message));
+  auto rest = absl::MakeConstSpan(task.indexes);
+  do {
+    const auto indexes = rest.subspan(0, GiveBackPart());
+    rest.remove_prefix(indexes.size());
+    const absl::StatusOr<std::vector<SlabId>> slabs = parameters_->Unmap(indexes);
+    if (!slabs.ok()) {
+      Log(LogLevel::kError, "parameter slabs cannot be given back", {{"status", slabs.status()}});
+      return DropConnection(slabs.status());
+    }
+    {
+      MutexLock lock(&mu_);
+      for (const RegionIndex index : indexes) slabs_->Unmapped(index);
+    }
+    SendRevokeDone(task.revoke, *slabs, /*more=*/!rest.empty());
+  } while (!rest.empty());
 }
 
 void GrpcMemoryClient::RestorerLoop() {
