@@ -1,21 +1,13 @@
 #include "common/clock.h"
 
-#include <chrono>
-
-#include "absl/time/clock.h"
+#include "common/monotonic_time.h"
 
 namespace palimpsest {
 namespace {
 
 class RealClock : public Clock {
  public:
-  absl::Time Now() const override {
-    return wall_start_ + absl::FromChrono(std::chrono::steady_clock::now() - steady_start_);
-  }
-
- private:
-  const std::chrono::steady_clock::time_point steady_start_ = std::chrono::steady_clock::now();
-  const absl::Time wall_start_ = absl::Now();
+  absl::Time Now() const override { return MonotonicNow(); }
 };
 
 }  // namespace

@@ -16,8 +16,7 @@ class Clock {
   // Never goes back.
   virtual absl::Time Now() const = 0;
 
-  // The process's clock: wall time at start plus the monotonic time since, so that a step of the
-  // wall clock neither expires deadlines nor stretches measurements.
+  // MonotonicNow.
   static const Clock& Real();
 };
 

@@ -12,7 +12,7 @@
 #include <optional>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "common/monotonic_time.h"
 
 // Linux 6.5; missing in older headers. The number differs on alpha, mips, parisc and sparc.
 #ifndef SO_PEERPIDFD
@@ -59,7 +59,7 @@ absl::StatusOr<UniqueFd> NewSocket() {
 absl::Status Await(int fd, int16_t events, absl::Time deadline, absl::string_view what) {
   for (;;) {
     pollfd entry = {fd, events, 0};
-    const absl::Duration left = std::max(deadline - absl::Now(), absl::ZeroDuration());
+    const absl::Duration left = std::max(deadline - MonotonicNow(), absl::ZeroDuration());
     const timespec wait = absl::ToTimespec(left);
     const int ready =
         ::ppoll(&entry, 1, left == absl::InfiniteDuration() ? nullptr : &wait, nullptr);
@@ -161,7 +161,7 @@ absl::Status DescriptorChannel::Send(const DescriptorPacket& packet,
     header->cmsg_len = CMSG_LEN(length);
     std::memcpy(CMSG_DATA(header), descriptors.data(), length);
   }
-  const absl::Time deadline = absl::Now() + timeout;
+  const absl::Time deadline = MonotonicNow() + timeout;
   for (;;) {
     if (::sendmsg(socket_.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT) >= 0) {
       return absl::OkStatus();
@@ -187,7 +187,7 @@ absl::StatusOr<ReceivedPacket> DescriptorChannel::Receive(absl::Duration timeout
   ControlBuffer control;
   iovec data = {buffer.data(), buffer.size()};
   msghdr message = {};
-  const absl::Time deadline = absl::Now() + timeout;
+  const absl::Time deadline = MonotonicNow() + timeout;
   ssize_t size;
   for (;;) {
     message.msg_iov = &data;
@@ -326,7 +326,7 @@ DescriptorListener::~DescriptorListener() {
 }
 
 absl::StatusOr<DescriptorChannel> DescriptorListener::Accept(absl::Duration timeout) {
-  const absl::Time deadline = absl::Now() + timeout;
+  const absl::Time deadline = MonotonicNow() + timeout;
   for (;;) {
     if (absl::Status status = Await(socket_.get(), POLLIN, deadline, "nobody connected");
         !status.ok()) {

@@ -1,19 +1,20 @@
 // Mutex, MutexLock and CondVar: absl's interface (the part we use), with clang's thread-safety
-// annotations, on the C++ library's primitives.
+// annotations, on the primitives of pthread. Deadlines are times of MonotonicNow.
 //
 // Why not absl::Mutex: ThreadSanitizer cannot see into Debian's uninstrumented abseil, so every
-// absl::Mutex would look like a data race. The standard primitives end in pthread calls, which it
-// intercepts.
+// absl::Mutex would look like a data race. These end in pthread calls, which it intercepts. Why not
+// std::condition_variable: it waits by pthread_cond_clockwait, which not every ThreadSanitizer
+// knows, or by the wall clock.
 #ifndef PALIMPSEST_COMMON_MUTEX_H_
 #define PALIMPSEST_COMMON_MUTEX_H_
 
-#include <algorithm>
-#include <condition_variable>
+#include <pthread.h>
+
 #include <mutex>
 
 #include "absl/base/thread_annotations.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "common/monotonic_time.h"
 
 namespace palimpsest {
 
@@ -44,40 +45,24 @@ class ABSL_SCOPED_LOCKABLE MutexLock {
 // Every wait may wake spuriously: loop on the condition.
 class CondVar {
  public:
-  void Wait(Mutex* mutex) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
-    std::unique_lock<std::mutex> lock(mutex->mutex_, std::adopt_lock);
-    condition_.wait(lock);
-    lock.release();
-  }
+  CondVar();
+  ~CondVar();
+  CondVar(const CondVar&) = delete;
+  CondVar& operator=(const CondVar&) = delete;
+
+  void Wait(Mutex* mutex) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex);
 
   // Returns true if `timeout` passed without a signal.
-  bool WaitWithTimeout(Mutex* mutex, absl::Duration timeout) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
-    if (timeout == absl::InfiniteDuration()) {
-      Wait(mutex);
-      return false;
-    }
-    // Longer waits than a day come back early, which callers treat as a spurious wake-up.
-    const absl::Duration bounded = std::min(timeout, absl::Hours(24));
-    std::unique_lock<std::mutex> lock(mutex->mutex_, std::adopt_lock);
-    const std::cv_status status = condition_.wait_for(lock, absl::ToChronoNanoseconds(bounded));
-    lock.release();
-    return status == std::cv_status::timeout && bounded == timeout;
-  }
+  bool WaitWithTimeout(Mutex* mutex, absl::Duration timeout) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex);
 
-  // Returns true if `deadline` (real time) passed without a signal.
-  bool WaitWithDeadline(Mutex* mutex, absl::Time deadline) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
-    if (deadline == absl::InfiniteFuture()) {
-      Wait(mutex);
-      return false;
-    }
-    return WaitWithTimeout(mutex, std::max(deadline - absl::Now(), absl::ZeroDuration()));
-  }
+  // Returns true if `deadline` passed without a signal.
+  bool WaitWithDeadline(Mutex* mutex, absl::Time deadline) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex);
 
-  void Signal() { condition_.notify_one(); }
-  void SignalAll() { condition_.notify_all(); }
+  void Signal();
+  void SignalAll();
 
  private:
-  std::condition_variable condition_;
+  pthread_cond_t condition_;
 };
 
 // An event that happens at most once.
@@ -101,7 +86,7 @@ class Notification {
 
   // Returns whether it happened within `timeout`.
   bool WaitForNotificationWithTimeout(absl::Duration timeout) const {
-    const absl::Time deadline = absl::Now() + timeout;
+    const absl::Time deadline = MonotonicNow() + timeout;
     MutexLock lock(&mutex_);
     while (!notified_) {
       if (changed_.WaitWithDeadline(&mutex_, deadline)) return notified_;

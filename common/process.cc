@@ -15,7 +15,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "absl/time/clock.h"
+#include "common/monotonic_time.h"
 
 namespace palimpsest {
 namespace {
@@ -28,10 +28,10 @@ absl::Status GoneError(pid_t pid) {
 
 // Whether `fd` became readable in time; retried over signals.
 absl::StatusOr<bool> PollReadable(int fd, absl::Duration timeout) {
-  const absl::Time deadline = absl::Now() + timeout;
+  const absl::Time deadline = MonotonicNow() + timeout;
   for (;;) {
     pollfd entry = {fd, POLLIN, 0};
-    const absl::Duration left = std::max(deadline - absl::Now(), absl::ZeroDuration());
+    const absl::Duration left = std::max(deadline - MonotonicNow(), absl::ZeroDuration());
     const timespec wait = absl::ToTimespec(left);
     const int ready =
         ::ppoll(&entry, 1, left == absl::InfiniteDuration() ? nullptr : &wait, nullptr);

@@ -9,6 +9,7 @@
 #include <fstream>
 
 #include "absl/time/clock.h"
+#include "common/monotonic_time.h"
 
 namespace palimpsest {
 namespace {
@@ -70,8 +71,8 @@ TEST_F(SecretFileTest, ASecretThatIsExchangedIsSeenWithoutBeingAskedFor) {
   EXPECT_THAT(*file->secrets(), ElementsAre("v1"));
   fs::create_symlink("v2", folder_ + "/..data_tmp");
   fs::rename(folder_ + "/..data_tmp", folder_ + "/..data");
-  const absl::Time deadline = absl::Now() + absl::Seconds(20);
-  while (file->secrets()->front() != "v2" && absl::Now() < deadline) {
+  const absl::Time deadline = MonotonicNow() + absl::Seconds(20);
+  while (file->secrets()->front() != "v2" && MonotonicNow() < deadline) {
     absl::SleepFor(absl::Milliseconds(5));
   }
   EXPECT_THAT(*file->secrets(), ElementsAre("v2"));

@@ -22,6 +22,8 @@
 #include "absl/time/clock.h"
 #include "common/fd.h"
 #include "common/grpc_status.h"
+#include "common/grpc_time.h"
+#include "common/monotonic_time.h"
 #include "common/random.h"
 #include "worker/model/testing.h"
 
@@ -228,7 +230,7 @@ void Node::AwaitReady() {
     Await(absl::StrCat("readiness of ", tenant.name), [&] {
       grpc::ClientContext context;
       context.AddMetadata("authorization", absl::StrCat("Bearer ", token(tenant.name)));
-      context.set_deadline(absl::ToChronoTime(absl::Now() + absl::Seconds(5)));
+      context.set_deadline(GrpcTimeout(absl::Seconds(5)));
       palimpsest::v1::GetTenantStatusResponse response;
       const grpc::Status status = router_stub_->GetTenantStatus(&context, {}, &response);
       return status.ok() && response.workers_size() > 0 && response.workers(0).healthy();
@@ -256,7 +258,7 @@ absl::Status Node::StopAll() {
 
 absl::StatusOr<GetStatusResponse> Node::BrokerStatus() {
   grpc::ClientContext context;
-  context.set_deadline(absl::ToChronoTime(absl::Now() + absl::Seconds(5)));
+  context.set_deadline(GrpcTimeout(absl::Seconds(5)));
   GetStatusResponse response;
   const grpc::Status status = broker_stub_->GetStatus(&context, {}, &response);
   if (!status.ok()) return FromGrpcStatus(status);
@@ -276,9 +278,9 @@ TenantMemory Node::Tenant(const std::string& name) {
 
 void Node::Await(const std::string& what, const std::function<bool()>& condition,
                  absl::Duration timeout) {
-  const absl::Time deadline = absl::Now() + timeout;
+  const absl::Time deadline = MonotonicNow() + timeout;
   while (!condition()) {
-    if (absl::Now() > deadline) {
+    if (MonotonicNow() > deadline) {
       FAIL() << what << " did not happen within " << timeout << "\n" << LogEnds();
     }
     absl::SleepFor(kPoll);
@@ -288,7 +290,7 @@ void Node::Await(const std::string& what, const std::function<bool()>& condition
 Generation Node::Generate(const Request& request) {
   grpc::ClientContext context;
   context.AddMetadata("authorization", absl::StrCat("Bearer ", tokens_.at(request.tenant)));
-  context.set_deadline(absl::ToChronoTime(absl::Now() + request.deadline));
+  context.set_deadline(GrpcTimeout(request.deadline));
   palimpsest::v1::GenerateRequest message;
   message.set_text(request.text);
   message.mutable_sampling()->set_max_tokens(request.max_tokens);

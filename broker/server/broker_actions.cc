@@ -282,6 +282,7 @@ v1::GetStatusResponse Broker::Status() {
   for (uint32_t i = 0; i < snapshot.tenants.size(); ++i) {
     FillTenant(snapshot.tenants[i], TenantId(i), *out.add_tenants());
   }
+  const absl::Duration wall = absl::Now() - parts_.clock.Now();
   for (const TransferFinished& finished : transfers_) {
     v1::Transfer& transfer = *out.add_transfers();
     transfer.set_kind(KindToProto(finished.kind));
@@ -290,7 +291,8 @@ v1::GetStatusResponse Broker::Status() {
     transfer.set_slabs(finished.slabs);
     transfer.set_seconds(absl::ToDoubleSeconds(finished.duration));
     transfer.set_reason(std::string(MoveReasonName(finished.reason)));
-    transfer.set_finished_at(absl::ToDoubleSeconds(finished.finished_at - absl::UnixEpoch()));
+    transfer.set_finished_at(
+        absl::ToDoubleSeconds(finished.finished_at + wall - absl::UnixEpoch()));
   }
   return out;
 }

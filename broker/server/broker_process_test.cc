@@ -16,6 +16,7 @@
 #include "broker/server/testing/memory_group.h"
 #include "broker/server/testing/test_node.h"
 #include "broker/server/testing/worker_process.h"
+#include "common/grpc_time.h"
 #include "common/process.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -65,7 +66,7 @@ class BrokerProcessTest : public ::testing::Test {
 
   std::optional<v1::GetStatusResponse> Status() {
     grpc::ClientContext context;
-    context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(5));
+    context.set_deadline(GrpcTimeout(absl::Seconds(5)));
     // A call that fails at once leaves the connecting to a poll that comes every five seconds.
     context.set_wait_for_ready(true);
     v1::GetStatusResponse status;

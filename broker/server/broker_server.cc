@@ -14,11 +14,11 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "broker/device/host_slab_device.h"
 #include "broker/device/memory_limit.h"
 #include "broker/server/host_checks.h"
 #include "common/file.h"
+#include "common/grpc_time.h"
 #include "common/log.h"
 
 namespace palimpsest {
@@ -310,7 +310,7 @@ void BrokerServer::Shutdown() {
   if (images_ != nullptr) images_->Stop();
   if (broker_ != nullptr) broker_->Stop();
   if (server_ != nullptr) {
-    server_->Shutdown(absl::ToChronoTime(absl::Now() + kShutdownPatience));
+    server_->Shutdown(GrpcTimeout(kShutdownPatience));
     server_->Wait();
   }
   if (descriptors_ != nullptr) descriptors_->Stop();

@@ -15,6 +15,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "common/monotonic_time.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -28,9 +29,9 @@ constexpr TenantId kBeta(1);
 constexpr absl::Duration kPatience = absl::Seconds(20);
 
 bool Eventually(const std::function<bool()>& holds) {
-  const absl::Time deadline = absl::Now() + kPatience;
+  const absl::Time deadline = MonotonicNow() + kPatience;
   while (!holds()) {
-    if (absl::Now() > deadline) return false;
+    if (MonotonicNow() > deadline) return false;
     absl::SleepFor(absl::Milliseconds(1));
   }
   return true;

@@ -7,9 +7,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "common/log.h"
 #include "common/mapping.h"
+#include "common/monotonic_time.h"
 #include "worker/model/fingerprint.h"
 #include "worker/model/image_builder.h"
 #include "worker/model/image_checksums.h"
@@ -62,7 +62,7 @@ absl::StatusOr<v1::ImageManifest> PlanImage(const TenantModel& model, Bytes slab
 }
 
 ImageJob::View ImageJob::Await(uint64_t seen, absl::Duration timeout) {
-  const absl::Time deadline = absl::Now() + timeout;
+  const absl::Time deadline = MonotonicNow() + timeout;
   MutexLock lock(&mu_);
   while (view_.version == seen) {
     if (changed_.WaitWithDeadline(&mu_, deadline)) break;
@@ -91,7 +91,7 @@ ImageManager::ImageManager(Options options, Journal& journal, BrokerMetrics& met
     : options_(std::move(options)),
       journal_(journal),
       metrics_(metrics),
-      adoption_deadline_(absl::Now() + options_.adoption_grace),
+      adoption_deadline_(MonotonicNow() + options_.adoption_grace),
       tenants_(options_.models.size()),
       thread_([this] { Run(); }) {}
 
@@ -117,8 +117,8 @@ std::shared_ptr<ImageJob> ImageManager::Prepare(TenantId tenant) {
   Tenant& known = tenants_[tenant.value()];
   if (known.job != nullptr) {
     const ImageJob::View view = known.job->Await(~uint64_t{0}, absl::ZeroDuration());
-    const bool failed_lately =
-        view.finished && !view.result.ok() && absl::Now() < known.failed_at + options_.retry_delay;
+    const bool failed_lately = view.finished && !view.result.ok() &&
+                               MonotonicNow() < known.failed_at + options_.retry_delay;
     const bool current = view.finished && view.result.ok() && known.signature == signature;
     if (!view.finished || failed_lately || current) return known.job;
   }
@@ -150,7 +150,7 @@ void ImageManager::Run() {
       Log(LogLevel::kError, "no parameter image",
           {{"model", options_.models[tenant.value()].folder}, {"error", result.status()}});
       MutexLock lock(&mu_);
-      tenants_[tenant.value()].failed_at = absl::Now();
+      tenants_[tenant.value()].failed_at = MonotonicNow();
     }
     job->Finish(std::move(result));
   }
@@ -162,12 +162,12 @@ absl::StatusOr<std::shared_ptr<const SealedImage>> ImageManager::Make(TenantId t
   for (int attempt = 0; attempt < kSourceTries; ++attempt) {
     const absl::StatusOr<std::string> before = FolderSignature(model.folder);
     if (!before.ok()) return before.status();
-    const absl::Time start = absl::Now();
+    const absl::Time start = MonotonicNow();
     const absl::StatusOr<std::string> fingerprint = FingerprintModel(
         model.folder, PackingSpec{.packing_version = kPackingVersion, .format = options_.format},
         [&job](Bytes done, Bytes total) { job.Progress("fingerprint", done, total); });
     if (!fingerprint.ok()) return fingerprint.status();
-    metrics_.ImagePhase("fingerprint", absl::Now() - start);
+    metrics_.ImagePhase("fingerprint", MonotonicNow() - start);
     std::shared_ptr<const Image> image = AwaitAdoption(*fingerprint);
     if (image == nullptr) {
       absl::StatusOr<std::shared_ptr<const Image>> packed = PackOnce(model, *fingerprint, job);
@@ -208,13 +208,13 @@ absl::StatusOr<std::shared_ptr<const ImageManager::Image>> ImageManager::PackOnc
     const TenantModel& model, const std::string& fingerprint, ImageJob& job) {
   absl::StatusOr<v1::ImageManifest> plan = PlanImage(model, options_.slab_bytes, options_.format);
   if (!plan.ok()) return plan.status();
-  const absl::Time start = absl::Now();
+  const absl::Time start = MonotonicNow();
   absl::StatusOr<UniqueFd> memory = RunPacker(
       PackerRun{options_.packer, model.folder, *plan, options_.pack_deadline},
       [&job](Bytes done, Bytes total) { job.Progress("pack", done, total); },
       [this] { return stopping(); });
   if (!memory.ok()) return memory.status();
-  metrics_.ImagePhase("pack", absl::Now() - start);
+  metrics_.ImagePhase("pack", MonotonicNow() - start);
   absl::StatusOr<std::shared_ptr<const Image>> image =
       Complete(fingerprint, *std::move(plan), *std::move(memory), &job);
   if (!image.ok()) return image.status();
@@ -241,13 +241,13 @@ absl::StatusOr<std::shared_ptr<const ImageManager::Image>> ImageManager::PackOnc
   Log(LogLevel::kInfo, "parameter image packed",
       {{"model", model.folder},
        {"bytes", (*image)->manifest.image_bytes()},
-       {"seconds", absl::Now() - start}});
+       {"seconds", MonotonicNow() - start}});
   return image;
 }
 
 absl::StatusOr<std::shared_ptr<const ImageManager::Image>> ImageManager::Complete(
     const std::string& fingerprint, v1::ImageManifest manifest, UniqueFd memory, ImageJob* job) {
-  const absl::Time start = absl::Now();
+  const absl::Time start = MonotonicNow();
   const Bytes size(static_cast<int64_t>(manifest.image_bytes()));
   absl::StatusOr<Mapping> mapping = Mapping::Map(memory.get(), size, MapAccess::kRead);
   if (!mapping.ok()) return mapping.status();
@@ -258,7 +258,7 @@ absl::StatusOr<std::shared_ptr<const ImageManager::Image>> ImageManager::Complet
       Bytes(static_cast<int64_t>(manifest.slab_bytes())), [job](Bytes done, Bytes total) {
         if (job != nullptr) job->Progress("checksum", done, total);
       });
-  metrics_.ImagePhase("checksum", absl::Now() - start);
+  metrics_.ImagePhase("checksum", MonotonicNow() - start);
   struct stat file;
   if (fstat(memory.get(), &file) != 0) return ErrnoStatus("fstat of an image");
   manifest.set_fingerprint(fingerprint);

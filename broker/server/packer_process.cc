@@ -15,7 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
-#include "absl/time/clock.h"
+#include "common/monotonic_time.h"
 #include "common/process.h"
 
 namespace palimpsest {
@@ -94,9 +94,9 @@ class Conversation {
 // Listens until all pipes are closed and the packer has exited.
 absl::Status Listen(ChildProcess& packer, std::array<UniqueFd, 3>& pipes, const PackerRun& run,
                     const std::function<bool()>& cancelled, Conversation& said) {
-  const absl::Time deadline = absl::Now() + run.deadline;
+  const absl::Time deadline = MonotonicNow() + run.deadline;
   while (pipes[0].valid() || pipes[1].valid() || pipes[2].valid()) {
-    if (absl::Now() >= deadline) {
+    if (MonotonicNow() >= deadline) {
       return absl::DeadlineExceededError(
           absl::StrCat("packing took longer than ", absl::FormatDuration(run.deadline)));
     }
@@ -113,7 +113,7 @@ absl::Status Listen(ChildProcess& packer, std::array<UniqueFd, 3>& pipes, const 
       if (entries[i].revents != 0 && !said.Read(i, pipes[i].get())) pipes[i].Reset();
     }
   }
-  const absl::Status exited = packer.Wait(std::max(deadline - absl::Now(), absl::Seconds(1)));
+  const absl::Status exited = packer.Wait(std::max(deadline - MonotonicNow(), absl::Seconds(1)));
   if (exited.ok()) return exited;
   return absl::AbortedError(absl::StrCat("the packer ", exited.message(),
                                          said.last_words.empty() ? "" : ": ",

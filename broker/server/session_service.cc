@@ -5,9 +5,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "common/grpc_status.h"
 #include "common/log.h"
+#include "common/monotonic_time.h"
 
 namespace palimpsest {
 namespace {
@@ -34,7 +34,7 @@ void SessionService::Shutdown() {
 void SessionService::WatchAttachDeadlines() {
   MutexLock lock(&mu_);
   while (!stopping_) {
-    const absl::Time now = absl::Now();
+    const absl::Time now = MonotonicNow();
     absl::Time next = absl::InfiniteFuture();
     for (auto& [id, call] : calls_) {
       if (call.attach_by <= now) {
@@ -56,7 +56,7 @@ absl::StatusOr<uint64_t> SessionService::Begin(grpc::ServerContext& context) {
   }
   GiveUpOldestSilentCall();
   const uint64_t id = next_call_++;
-  calls_[id] = Known{&context, absl::Now() + options_.attach_timeout};
+  calls_[id] = Known{&context, MonotonicNow() + options_.attach_timeout};
   changed_.SignalAll();
   return id;
 }
@@ -208,9 +208,9 @@ absl::StatusOr<std::shared_ptr<const SealedImage>> SessionService::AwaitImage(
     if (context.IsCancelled() || !parts_.descriptors.IsOpen(peer.connection)) {
       return absl::CancelledError("the worker gave up waiting");
     }
-    if (view.version == seen || view.phase.empty() || absl::Now() < next_report) continue;
+    if (view.version == seen || view.phase.empty() || MonotonicNow() < next_report) continue;
     seen = view.version;
-    next_report = absl::Now() + kImageLookAround;
+    next_report = MonotonicNow() + kImageLookAround;
     v1::BrokerMessage message;
     v1::ImageProgress& progress = *message.mutable_image_progress();
     progress.set_phase(view.phase);

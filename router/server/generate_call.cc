@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/grpc_status.h"
+#include "common/grpc_time.h"
 #include "common/log.h"
 
 namespace palimpsest::router {
@@ -39,7 +40,7 @@ class GenerateCall::Attempt final : public grpc::ClientReadReactor<v1::WorkerGen
     request_.set_output_offset(static_cast<uint32_t>(output.size()));
     *request_.mutable_sampling() = request.sampling;
     if (call_->deadline_ != absl::InfiniteFuture()) {
-      context_.set_deadline(absl::ToChronoTime(call_->deadline_));
+      context_.set_deadline(GrpcDeadline(call_->deadline_));
     }
     call_->router_.workers.Authorize(context_);
   }

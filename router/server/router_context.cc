@@ -1,11 +1,11 @@
 #include "router/server/router_context.h"
 
 #include <algorithm>
-#include <chrono>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "common/grpc_time.h"
 #include "router/server/generate_call.h"
 
 namespace palimpsest::router {
@@ -69,9 +69,7 @@ int32_t RouterContext::MaxSequenceTokens(const std::string& tenant,
 }
 
 absl::Time DeadlineOf(const grpc::CallbackServerContext& call) {
-  const std::chrono::system_clock::time_point deadline = call.deadline();
-  if (deadline == std::chrono::system_clock::time_point::max()) return absl::InfiniteFuture();
-  return absl::FromChrono(deadline);
+  return FromGrpcDeadline(call.raw_deadline());
 }
 
 }  // namespace palimpsest::router

@@ -10,6 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/file.h"
+#include "common/grpc_time.h"
 #include "common/log.h"
 
 namespace palimpsest::router {
@@ -173,7 +174,7 @@ void RouterServer::Drain(absl::Duration patience) {
   if (server_->GetHealthCheckService() != nullptr) {
     server_->GetHealthCheckService()->SetServingStatus(false);
   }
-  server_->Shutdown(absl::ToChronoTime(absl::Now() + patience));
+  server_->Shutdown(GrpcTimeout(patience));
   server_->Wait();
 }
 

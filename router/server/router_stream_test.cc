@@ -5,6 +5,7 @@
 #include <filesystem>
 
 #include "absl/strings/str_cat.h"
+#include "common/grpc_time.h"
 #include "router/server/testing/router_fixture.h"
 
 namespace palimpsest::router::testing {
@@ -257,7 +258,7 @@ TEST_F(RouterStream, AThousandStreamsNeedFewThreads) {
   for (int i = 0; i < kStreams; ++i) {
     clients.push_back(std::make_unique<Client>());
     Authorize(clients.back()->context, kAlphaToken);
-    clients.back()->context.set_deadline(absl::ToChronoTime(absl::Now() + 3 * kPatience));
+    clients.back()->context.set_deadline(GrpcTimeout(3 * kPatience));
     clients.back()->reader =
         stub_->AsyncGenerate(&clients.back()->context, Text("x"), &queue, clients.back().get());
   }

@@ -10,7 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/time/clock.h"
+#include "common/grpc_time.h"
 #include "common/log.h"
 #include "router/server/health_probe.h"
 
@@ -54,7 +54,7 @@ class WorkerPool::Poll : public std::enable_shared_from_this<Poll> {
   uint64_t number() const { return number_; }
 
   void Start() {
-    const auto deadline = absl::ToChronoTime(absl::Now() + pool_.options_.timeout);
+    const gpr_timespec deadline = GrpcTimeout(pool_.options_.timeout);
     check_context_.set_deadline(deadline);
     stats_context_.set_deadline(deadline);
     probe_.Check(&check_context_, [self = shared_from_this()](const absl::Status& status) {
@@ -361,7 +361,7 @@ void WorkerPool::DrainTenant(absl::string_view tenant, absl::Time deadline,
   drain->unanswered = drain->calls.size();
   for (const std::unique_ptr<DrainCall>& owned : drain->calls) {
     DrainCall* call = owned.get();
-    call->context.set_deadline(absl::ToChronoTime(deadline - kDrainAnswerMargin));
+    call->context.set_deadline(GrpcDeadline(deadline - kDrainAnswerMargin));
     Authorize(call->context);
     call->stub->async()->Drain(&call->context, &call->request, &call->response,
                                [this, drain, call](const grpc::Status& status) {

@@ -16,9 +16,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "absl/time/clock.h"
 #include "broker/server/testing/control_latency.h"
 #include "common/file.h"
+#include "common/monotonic_time.h"
 #include "tests/benchmark/memory_copy.h"
 #include "tests/benchmark/memory_node.h"
 
@@ -218,9 +218,9 @@ class Benchmark {
       if (absl::Status status = victim.client().gate().AwaitStage(stage); !status.ok()) {
         return status;
       }
-      if (stage == 0) first = absl::Now();
+      if (stage == 0) first = MonotonicNow();
     }
-    const absl::Duration wall = absl::Now() - *granted;
+    const absl::Duration wall = MonotonicNow() - *granted;
     const absl::Duration used = Cpu() - cpu;
     // The histograms are filled when the broker is told.
     if (absl::Status status = node_->AwaitSettled(0); !status.ok()) return status;
@@ -241,7 +241,7 @@ class Benchmark {
     const Copies before = copies_;
     const MemoryTenant::Spent spent = beta_->spent();
     const absl::Duration cpu = Cpu();
-    const absl::Time start = absl::Now();
+    const absl::Time start = MonotonicNow();
     const int remapped = node_->remapped_slabs();
     const int32_t target = kExtra + remapped;
     beta_->client().SetKvTarget(target, target);

@@ -5,7 +5,7 @@
 #include <thread>
 #include <vector>
 
-#include "absl/time/clock.h"
+#include "common/monotonic_time.h"
 
 namespace palimpsest {
 namespace {
@@ -47,7 +47,7 @@ MemoryCopy::Time MemoryCopy::Run(int threads) {
   const auto slabs = static_cast<int64_t>(to_.size() / kSlab);
   std::vector<absl::Duration> cpu(static_cast<size_t>(threads));
   std::vector<std::thread> running;
-  const absl::Time start = absl::Now();
+  const absl::Time start = MonotonicNow();
   for (int t = 0; t < threads; ++t) {
     running.emplace_back([this, t, threads, slabs, &cpu] {
       for (int64_t i = slabs * t / threads; i < slabs * (t + 1) / threads; ++i) {
@@ -58,7 +58,7 @@ MemoryCopy::Time MemoryCopy::Run(int threads) {
     });
   }
   for (std::thread& thread : running) thread.join();
-  Time time{absl::Now() - start, absl::ZeroDuration()};
+  Time time{MonotonicNow() - start, absl::ZeroDuration()};
   for (const absl::Duration of_thread : cpu) time.cpu += of_thread;
   return time;
 }

@@ -11,6 +11,7 @@
 #include "broker/server/image_manager.h"
 #include "common/file.h"
 #include "common/grpc_status.h"
+#include "common/monotonic_time.h"
 #include "worker/model/testing.h"
 
 namespace palimpsest {
@@ -81,7 +82,7 @@ void MemoryTenant::PumpLoop() {
       if (stopping_) return;
       woken_ = false;
     }
-    for (const MemoryEvent& event : client_->TakeEvents()) Handle(event, absl::Now());
+    for (const MemoryEvent& event : client_->TakeEvents()) Handle(event, MonotonicNow());
   }
 }
 
@@ -113,7 +114,7 @@ absl::StatusOr<absl::Time> MemoryTenant::Activate() {
     coming_at_.reset();
   }
   client_->RequestActivation(ActivationReason::kRequest);
-  const absl::Time deadline = absl::Now() + kPatience;
+  const absl::Time deadline = MonotonicNow() + kPatience;
   MutexLock lock(&mu_);
   while (failure_.ok() && !coming_at_.has_value()) {
     if (changed_.WaitWithDeadline(&mu_, deadline)) {
@@ -125,7 +126,7 @@ absl::StatusOr<absl::Time> MemoryTenant::Activate() {
 }
 
 absl::StatusOr<absl::Time> MemoryTenant::AwaitKv(size_t slabs) {
-  const absl::Time deadline = absl::Now() + kPatience;
+  const absl::Time deadline = MonotonicNow() + kPatience;
   MutexLock lock(&mu_);
   while (failure_.ok() && kv_.size() < slabs) {
     if (changed_.WaitWithDeadline(&mu_, deadline)) {
@@ -239,14 +240,14 @@ absl::StatusOr<v1::GetStatusResponse> MemoryNode::Status() {
 }
 
 absl::Status MemoryNode::AwaitSettled(uint32_t free_slabs) {
-  const absl::Time deadline = absl::Now() + kPatience;
+  const absl::Time deadline = MonotonicNow() + kPatience;
   while (true) {
     const absl::StatusOr<v1::GetStatusResponse> status = Status();
     if (!status.ok()) return status.status();
     uint32_t moving = status->revoking_slabs() + status->cleaning_slabs();
     for (const v1::TenantMemory& tenant : status->tenants()) moving += tenant.grants_in_flight();
     if (moving == 0 && status->free_slabs() >= free_slabs) return absl::OkStatus();
-    if (absl::Now() > deadline) {
+    if (MonotonicNow() > deadline) {
       return absl::DeadlineExceededError(absl::StrCat(status->free_slabs(), " slabs are free and ",
                                                       moving, " grants or slabs on their way; ",
                                                       "expected ", free_slabs, " free"));

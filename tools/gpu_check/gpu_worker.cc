@@ -12,8 +12,8 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "absl/time/clock.h"
 #include "common/cuda/context.h"
+#include "common/monotonic_time.h"
 #include "common/mutex.h"
 #include "common/slab_checksum.h"
 #include "worker/memory/cuda/cuda_memory.h"
@@ -38,12 +38,12 @@ class GpuWorker {
     }
     if (command == "await") {
       auto answer = AwaitThat([&] { return kv_.size() == number; });
-      return answer.ok() ? absl::StrCat(absl::ToUnixMicros(absl::Now())) : answer;
+      return answer.ok() ? absl::StrCat(absl::ToUnixMicros(MonotonicNow())) : answer;
     }
     if (command == "fill") return Fill(number);
     if (command == "holds") return Holds(number);
     if (command == "release") {
-      const absl::Time start = absl::Now();
+      const absl::Time start = MonotonicNow();
       client_->SetKvTarget(0, 0);
       client_->ReleaseKv(kv_);
       kv_.clear();
@@ -106,7 +106,7 @@ class GpuWorker {
   }
 
   absl::StatusOr<std::string> AwaitThat(const std::function<bool()>& holds) {
-    const absl::Time deadline = absl::Now() + kPatience;
+    const absl::Time deadline = MonotonicNow() + kPatience;
     while (true) {
       {
         MutexLock lock(&mu_);
@@ -119,7 +119,7 @@ class GpuWorker {
         // Restored slabs are counted without an event.
         if (changed_.WaitWithTimeout(&mu_, absl::Milliseconds(2))) break;
       }
-      if (absl::Now() > deadline) {
+      if (MonotonicNow() > deadline) {
         return absl::DeadlineExceededError(absl::StrCat("holds ", kv_.size(), " KV slabs"));
       }
     }

@@ -17,6 +17,7 @@
 #include "broker/server/broker_server.h"
 #include "broker/server/testing/test_node.h"
 #include "broker/server/testing/worker_process.h"
+#include "common/monotonic_time.h"
 #include "common/yaml_config.h"
 #include "tools/gpu_check/check_report.h"
 #include "tools/gpu_check/gpu_worker.h"
@@ -212,10 +213,10 @@ class SessionCheck {
   void Kill() {
     Must(*beta_, "fill 4660");
     Must(*alpha_, absl::StrCat("target ", kGrant));
-    const absl::Time start = absl::Now();
+    const absl::Time start = MonotonicNow();
     report_.Expect(prefix_ + "kill", beta_->Kill());
     Must(*alpha_, absl::StrCat("await ", kGrant));
-    report_.Inform(prefix_ + "grant_after_kill", absl::ToDoubleMilliseconds(absl::Now() - start),
+    report_.Inform(prefix_ + "grant_after_kill", absl::ToDoubleMilliseconds(MonotonicNow() - start),
                    "ms", "SIGKILL to the last slab mapped by another tenant");
     Yes(*alpha_, "holds 0", "nothing_of_a_killed_worker_is_seen");
     beta_ = Connected("beta");
@@ -227,9 +228,10 @@ class SessionCheck {
     Must(*alpha_, "fill 51966");
     server_->Shutdown();
     server_.reset();
-    const absl::Time start = absl::Now();
+    const absl::Time start = MonotonicNow();
     if (!StartBroker()) return;
-    report_.Inform(prefix_ + "broker_start", absl::ToDoubleMilliseconds(absl::Now() - start), "ms");
+    report_.Inform(prefix_ + "broker_start", absl::ToDoubleMilliseconds(MonotonicNow() - start),
+                   "ms");
     Must(*alpha_, "reattached");
     Must(*beta_, "reattached");
     Yes(*alpha_, "holds 51966", "content_survives_the_broker");

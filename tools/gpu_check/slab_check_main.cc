@@ -14,12 +14,12 @@
 #include <utility>
 #include <vector>
 
-#include "absl/time/clock.h"
 #include "broker/device/cuda_slab_device.h"
 #include "common/cuda/context.h"
 #include "common/cuda/virtual_memory.h"
 #include "common/mapping.h"
 #include "common/memory_file.h"
+#include "common/monotonic_time.h"
 #include "common/slab_checksum.h"
 #include "tools/gpu_check/check_report.h"
 #include "worker/memory/cuda/cuda_memory.h"
@@ -45,9 +45,9 @@ absl::Duration Median(std::vector<absl::Duration> times) {
 }
 
 absl::Duration Timed(const std::function<void()>& work) {
-  const absl::Time start = absl::Now();
+  const absl::Time start = MonotonicNow();
   work();
-  return absl::Now() - start;
+  return MonotonicNow() - start;
 }
 
 class SlabCheck {

@@ -11,8 +11,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
-#include "absl/time/clock.h"
 #include "common/file.h"
+#include "common/grpc_time.h"
+#include "common/monotonic_time.h"
 #include "common/mutex.h"
 #include "common/text/utf8.h"
 #include "tools/palctl/commands.h"
@@ -134,13 +135,13 @@ class Generator {
     grpc::ClientContext context;
     const absl::Status authorized = node_.Authorize(tenant_, context);
     if (!authorized.ok()) return authorized;
-    const absl::Time start = absl::Now();
-    context.set_deadline(absl::ToChronoTime(start + options_.timeout));
+    const absl::Time start = MonotonicNow();
+    context.set_deadline(GrpcDeadline(start + options_.timeout));
     Answer answer;
     const auto stream = (*router)->Generate(&context, MakeRequest(options_, prompt));
     v1::GenerateResponse response;
     while (stream->Read(&response)) {
-      if (answer.token_ids.empty()) answer.first_token = absl::Now() - start;
+      if (answer.token_ids.empty()) answer.first_token = MonotonicNow() - start;
       answer.text += response.text();
       answer.token_ids.insert(answer.token_ids.end(), response.token_ids().begin(),
                               response.token_ids().end());
@@ -154,7 +155,7 @@ class Generator {
     }
     const absl::Status finished = node_.RouterError(stream->Finish());
     if (!finished.ok()) return finished;
-    answer.total = absl::Now() - start;
+    answer.total = MonotonicNow() - start;
     return answer;
   }
 

@@ -6,7 +6,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
-#include "absl/time/clock.h"
+#include "common/grpc_time.h"
+#include "common/monotonic_time.h"
 #include "common/text/utf8.h"
 #include "tools/palctl/commands.h"
 
@@ -17,7 +18,7 @@ constexpr absl::Duration kUnaryTimeout = absl::Seconds(10);
 constexpr int64_t kWarmUpCalls = 50;
 
 void SetTimeout(grpc::ClientContext& context, absl::Duration timeout) {
-  context.set_deadline(absl::ToChronoTime(absl::Now() + timeout));
+  context.set_deadline(GrpcTimeout(timeout));
 }
 
 // A context with the tenant's token; the only known tenant if none is named.
@@ -110,9 +111,9 @@ int RunBenchControl(const Node& node, const BenchControlOptions& options,
   for (int64_t i = 0; i < kWarmUpCalls + options.calls; ++i) {
     grpc::ClientContext context;
     SetTimeout(context, kUnaryTimeout);
-    const absl::Time start = absl::Now();
+    const absl::Time start = MonotonicNow();
     const absl::Status status = node.BrokerError((*broker)->GetStatus(&context, {}, &response));
-    const absl::Duration took = absl::Now() - start;
+    const absl::Duration took = MonotonicNow() - start;
     if (!status.ok()) return Fail(terminal, status);
     if (i >= kWarmUpCalls) seconds.push_back(absl::ToDoubleSeconds(took));
   }

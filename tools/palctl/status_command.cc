@@ -10,6 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "common/grpc_time.h"
 #include "tools/palctl/commands.h"
 #include "tools/palctl/status_view.h"
 
@@ -25,7 +26,7 @@ void AskRouter(const Node& node, absl::Duration timeout, NodeStatus& status) {
   if (!node.addresses().token.empty()) tenants = {""};
   for (const std::string& tenant : tenants) {
     grpc::ClientContext context;
-    context.set_deadline(absl::ToChronoTime(absl::Now() + timeout));
+    context.set_deadline(GrpcTimeout(timeout));
     absl::Status result = node.Authorize(tenant, context);
     v1::GetTenantStatusResponse response;
     if (result.ok()) {
@@ -44,7 +45,7 @@ absl::StatusOr<NodeStatus> AskNode(const Node& node, absl::Duration timeout) {
   if (!broker.ok()) return broker.status();
   NodeStatus status;
   grpc::ClientContext context;
-  context.set_deadline(absl::ToChronoTime(absl::Now() + timeout));
+  context.set_deadline(GrpcTimeout(timeout));
   const absl::Status result = node.BrokerError((*broker)->GetStatus(&context, {}, &status.broker));
   if (!result.ok()) return result;
   AskRouter(node, timeout, status);

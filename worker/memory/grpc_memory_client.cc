@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "common/log.h"
+#include "common/monotonic_time.h"
 #include "common/random.h"
 
 namespace palimpsest {
@@ -98,7 +99,7 @@ GrpcMemoryClient::GrpcMemoryClient(Options options)
 
 absl::StatusOr<std::unique_ptr<GrpcMemoryClient>> GrpcMemoryClient::Connect(Options options) {
   std::unique_ptr<GrpcMemoryClient> client(new GrpcMemoryClient(std::move(options)));
-  const absl::Time give_up = absl::Now() + client->options_.connect_timeout;
+  const absl::Time give_up = MonotonicNow() + client->options_.connect_timeout;
   absl::Duration backoff = client->options_.min_backoff;
   for (;;) {
     auto connection = std::make_shared<BrokerConnection>(client->options_.connection);
@@ -111,7 +112,7 @@ absl::StatusOr<std::unique_ptr<GrpcMemoryClient>> GrpcMemoryClient::Connect(Opti
       return status;
     }
     if (!MayPass(status)) return status;
-    if (absl::Now() + backoff > give_up) {
+    if (MonotonicNow() + backoff > give_up) {
       return absl::UnavailableError(absl::StrCat(
           "no session with the broker at ", client->options_.connection.address, " within ",
           absl::FormatDuration(client->options_.connect_timeout), ": ", status.message()));
@@ -227,7 +228,7 @@ void GrpcMemoryClient::Detach() {
   }
   backend_.DropKept();
   {
-    const absl::Time deadline = absl::Now() + options_.detach_timeout;
+    const absl::Time deadline = MonotonicNow() + options_.detach_timeout;
     MutexLock lock(&mu_);
     v1::WorkerMessage message;
     message.mutable_detach();

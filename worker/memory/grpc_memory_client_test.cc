@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <random>
 
+#include "common/monotonic_time.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "worker/memory/testing/fake_broker.h"
@@ -86,7 +87,7 @@ class GrpcMemoryClientTest : public ::testing::Test {
   // that only cares for this one.
   template <typename T>
   T AwaitEvent() {
-    const absl::Time deadline = absl::Now() + kPatience;
+    const absl::Time deadline = MonotonicNow() + kPatience;
     for (;;) {
       for (MemoryEvent& event : client_->TakeEvents()) events_.push_back(std::move(event));
       while (!events_.empty()) {
@@ -106,7 +107,7 @@ class GrpcMemoryClientTest : public ::testing::Test {
   }
 
   absl::Status AwaitFatal() {
-    const absl::Time deadline = absl::Now() + kPatience;
+    const absl::Time deadline = MonotonicNow() + kPatience;
     MutexLock lock(&mu_);
     while (fatal_.ok()) {
       if (changed_.WaitWithDeadline(&mu_, deadline)) break;
@@ -228,7 +229,7 @@ TEST_F(GrpcMemoryClientTest, RevokedStagesCloseAtOnceAndComeBack) {
   const uint64_t id = broker_.RevokeParameters({3, 1, 2});
   const ParametersRevoked revoked = AwaitEvent<ParametersRevoked>();
   EXPECT_EQ(revoked.id, RevokeId(id));
-  EXPECT_GT(revoked.deadline, absl::Now());
+  EXPECT_GT(revoked.deadline, MonotonicNow());
   EXPECT_THAT(revoked.indexes,
               UnorderedElementsAre(RegionIndex(1), RegionIndex(2), RegionIndex(3)));
   EXPECT_TRUE(client_->gate().AwaitStage(0).ok());

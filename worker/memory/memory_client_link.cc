@@ -4,8 +4,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "common/log.h"
+#include "common/monotonic_time.h"
 #include "worker/memory/grpc_memory_client.h"
 
 namespace palimpsest {
@@ -40,10 +40,10 @@ bool IsFinal(const absl::Status& status) {
 void GrpcMemoryClient::LinkLoop() {
   absl::Duration backoff = options_.min_backoff;
   for (;;) {
-    const absl::Time start = absl::Now();
+    const absl::Time start = MonotonicNow();
     EndSession(ReadSession());
     // A session that ends at once is as good as none.
-    if (absl::Now() - start > options_.max_backoff) backoff = options_.min_backoff;
+    if (MonotonicNow() - start > options_.max_backoff) backoff = options_.min_backoff;
     for (;;) {
       if (!AwaitBackoff(backoff)) return;
       backoff = std::min(backoff * 2, options_.max_backoff);
@@ -123,7 +123,7 @@ void GrpcMemoryClient::EndSession(const absl::Status& reason) {
 bool GrpcMemoryClient::AwaitBackoff(absl::Duration backoff) {
   // Half of it at least, so that many workers do not come back at the same instant.
   std::uniform_real_distribution<double> share(0.5, 1.0);
-  const absl::Time deadline = absl::Now() + backoff * share(jitter_);
+  const absl::Time deadline = MonotonicNow() + backoff * share(jitter_);
   MutexLock lock(&mu_);
   while (!stopping_ && !detaching_ && !fatal_) {
     if (changed_.WaitWithDeadline(&mu_, deadline)) break;
@@ -233,7 +233,7 @@ absl::Status GrpcMemoryClient::HandleGrant(v1::Grant grant) {
       slabs_->Promise(index);
     }
   }
-  map_tasks_.push_back(MapGrant{session_epoch_, std::move(grant), absl::Now()});
+  map_tasks_.push_back(MapGrant{session_epoch_, std::move(grant), MonotonicNow()});
   changed_.SignalAll();
   if (!was_available && slabs_->Available()) {
     activation_.reset();
@@ -244,7 +244,7 @@ absl::Status GrpcMemoryClient::HandleGrant(v1::Grant grant) {
 
 absl::Status GrpcMemoryClient::HandleRevoke(const v1::Revoke& revoke) {
   const RevokeId id(revoke.revoke_id());
-  const absl::Time deadline = absl::Now() + Seconds(revoke.deadline_seconds());
+  const absl::Time deadline = MonotonicNow() + Seconds(revoke.deadline_seconds());
   MutexLock lock(&mu_);
   if (revokes_.contains(id)) return absl::InvalidArgumentError("a revoke came twice");
   if (revoke.role() == v1::SLAB_ROLE_KV) {
@@ -305,7 +305,7 @@ void GrpcMemoryClient::WriterLoop() {
     std::optional<v1::WorkerMessage> message;
     {
       MutexLock lock(&mu_);
-      while (!stopping_ && !(message = NextMessage(absl::Now())).has_value()) {
+      while (!stopping_ && !(message = NextMessage(MonotonicNow())).has_value()) {
         const bool report_due = connected_ && load_.has_value();
         const absl::Time next = load_time_ + (load_sent_ ? kReportAtLeast : kReportAtMost);
         changed_.WaitWithDeadline(&mu_, report_due ? next : absl::InfiniteFuture());

@@ -3,8 +3,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "common/log.h"
+#include "common/monotonic_time.h"
 #include "worker/memory/grpc_memory_client.h"
 
 namespace palimpsest {
@@ -41,13 +41,14 @@ void GrpcMemoryClient::Perform(MapGrant& task) {
     if (detaching_) return;
   }
   const bool parameters = task.grant.role() == v1::SLAB_ROLE_PARAMETER;
-  const absl::Time start = absl::Now();
+  const absl::Time start = MonotonicNow();
   absl::StatusOr<std::vector<SlabRegion::Arrival>> slabs = Fetch(task.grant);
   if (!slabs.ok()) return DropConnection(slabs.status());
-  Observe(parameters ? instruments_.fetch_parameter : instruments_.fetch_kv, absl::Now() - start);
+  Observe(parameters ? instruments_.fetch_parameter : instruments_.fetch_kv,
+          MonotonicNow() - start);
 
   absl::StatusOr<std::vector<RegionIndex>> indexes = Map(task.grant, *std::move(slabs));
-  const absl::Duration map_time = absl::Now() - task.arrival;
+  const absl::Duration map_time = MonotonicNow() - task.arrival;
   Observe(parameters ? instruments_.map_parameter : instruments_.map_kv, map_time);
   if (!indexes.ok()) return DropConnection(indexes.status());
   MutexLock lock(&mu_);
@@ -181,7 +182,7 @@ void GrpcMemoryClient::RestorerLoop() {
 }
 
 void GrpcMemoryClient::Restore(const RestoreTask& task) {
-  const absl::Time start = absl::Now();
+  const absl::Time start = MonotonicNow();
   ImageRestorer::Progress progress;
   progress.wanted = [this](RegionIndex index) {
     MutexLock lock(&mu_);
@@ -211,7 +212,7 @@ void GrpcMemoryClient::Restore(const RestoreTask& task) {
     }
     return Fatal(status);
   }
-  const absl::Duration restore_time = absl::Now() - start;
+  const absl::Duration restore_time = MonotonicNow() - start;
   Observe(instruments_.restore, restore_time);
   MutexLock lock(&mu_);
   if (task.grant.has_value()) {

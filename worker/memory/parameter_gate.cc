@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "common/monotonic_time.h"
 
 namespace palimpsest {
 
@@ -18,7 +18,7 @@ absl::StatusOr<void*> ParameterGateImpl::StageEvent(int stage) {
 }
 
 absl::Status ParameterGateImpl::CheckPassed() {
-  const absl::Time deadline = absl::Now() + patience_;
+  const absl::Time deadline = MonotonicNow() + patience_;
   MutexLock lock(&mu_);
   while (failure_.ok() && std::any_of(passed_.begin(), passed_.end(),
                                       [this](int stage) ABSL_NO_THREAD_SAFETY_ANALYSIS {
@@ -46,7 +46,7 @@ absl::StatusOr<ParameterGateImpl::Stage> ParameterGateImpl::Await(int stage, Sta
              (stages_[stage] == Stage::kQueued && wanted == Stage::kReady);
     };
     while (failure_.ok() && coming()) {
-      if (start == absl::InfinitePast()) start = absl::Now();
+      if (start == absl::InfinitePast()) start = MonotonicNow();
       if (changed_.WaitWithDeadline(&mu_, start + patience_) && coming()) {
         result = absl::DeadlineExceededError(absl::StrCat("the parameters of stage ", stage,
                                                           " did not come within ",
@@ -64,7 +64,7 @@ absl::StatusOr<ParameterGateImpl::Stage> ParameterGateImpl::Await(int stage, Sta
       if (stages_[stage] == Stage::kQueued) passed_.insert(stage);
     }
   }
-  if (waited_ && start != absl::InfinitePast()) waited_(absl::Now() - start);
+  if (waited_ && start != absl::InfinitePast()) waited_(MonotonicNow() - start);
   return result;
 }
 

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/log.h"
+#include "common/monotonic_time.h"
 #include "worker/core/check.h"
 
 namespace palimpsest {
@@ -126,7 +127,7 @@ void Engine::StartDrain() {
 }
 
 int32_t Engine::AwaitDrained(absl::Duration timeout) {
-  const absl::Time deadline = absl::Now() + timeout;
+  const absl::Time deadline = MonotonicNow() + timeout;
   MutexLock lock(&mutex_);
   while (unfinished_ > 0 && !changed_.WaitWithDeadline(&mutex_, deadline)) {
   }

@@ -3,9 +3,8 @@
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/health_check_service_interface.h>
 
-#include <chrono>
-
 #include "absl/strings/str_cat.h"
+#include "common/grpc_time.h"
 
 namespace palimpsest {
 namespace {
@@ -66,7 +65,7 @@ void WorkerServer::Shutdown(absl::Duration patience) {
     health_ = nullptr;
   }
   if (server_ == nullptr) return;
-  server_->Shutdown(absl::ToChronoTime(absl::Now() + patience));
+  server_->Shutdown(GrpcTimeout(patience));
   server_->Wait();
 }
 

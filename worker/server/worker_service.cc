@@ -6,7 +6,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/grpc_status.h"
+#include "common/grpc_time.h"
 #include "common/log.h"
+#include "common/monotonic_time.h"
 #include "common/random.h"
 #include "worker/server/generate_call.h"
 #include "worker/server/sampling_conversion.h"
@@ -100,9 +102,9 @@ grpc::Status WorkerService::Drain(grpc::ServerContext* context, const v1::DrainR
   Log(LogLevel::kInfo, "draining");
   engine_->StartDrain();
   if (options_.on_drain) options_.on_drain();
-  const absl::Time now = absl::Now();
+  const absl::Time now = MonotonicNow();
   const absl::Time deadline =
-      std::min(absl::FromChrono(context->deadline()), now + kLongestDrain) - kDrainMargin;
+      std::min(FromGrpcDeadline(context->raw_deadline()), now + kLongestDrain) - kDrainMargin;
   response->set_remaining_requests(engine_->AwaitDrained(deadline - now));
   return grpc::Status::OK;
 }

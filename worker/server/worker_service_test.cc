@@ -15,6 +15,8 @@
 #include "common/clock.h"
 #include "common/file.h"
 #include "common/grpc_status.h"
+#include "common/grpc_time.h"
+#include "common/monotonic_time.h"
 #include "common/mutex.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -103,7 +105,7 @@ class WorkerServiceTest : public ::testing::Test {
   static std::unique_ptr<grpc::ClientContext> Context(const std::string& token = "secret") {
     auto context = std::make_unique<grpc::ClientContext>();
     if (!token.empty()) context->AddMetadata("authorization", "Bearer " + token);
-    context->set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(30));
+    context->set_deadline(GrpcTimeout(absl::Seconds(30)));
     return context;
   }
 
@@ -151,9 +153,9 @@ class WorkerServiceTest : public ::testing::Test {
 
   // Waits until `condition` holds for the engine's statistics.
   void Await(const std::function<bool(const EngineStats&)>& condition) {
-    const absl::Time deadline = absl::Now() + absl::Seconds(20);
+    const absl::Time deadline = MonotonicNow() + absl::Seconds(20);
     while (!condition(engine_.Stats())) {
-      ASSERT_LT(absl::Now(), deadline);
+      ASSERT_LT(MonotonicNow(), deadline);
       std::this_thread::yield();
     }
   }
@@ -184,8 +186,8 @@ class WorkerServiceTest : public ::testing::Test {
   }
 
   void AwaitServing(bool serving) {
-    const absl::Time deadline = absl::Now() + absl::Seconds(20);
-    while (Serving() != serving) ASSERT_LT(absl::Now(), deadline);
+    const absl::Time deadline = MonotonicNow() + absl::Seconds(20);
+    while (Serving() != serving) ASSERT_LT(MonotonicNow(), deadline);
   }
 
   const EngineOptions options_;
@@ -326,7 +328,7 @@ TEST_F(WorkerServiceTest, CancelledCallEndsItsSequence) {
 TEST_F(WorkerServiceTest, DeadlineEndsTheSequence) {
   memory_.RevokeParameters();  // so that nothing comes
   auto context = Context();
-  context->set_deadline(std::chrono::system_clock::now() + std::chrono::milliseconds(50));
+  context->set_deadline(GrpcTimeout(absl::Milliseconds(50)));
   EXPECT_EQ(Generate(*context, Request(900)).status.error_code(),
             grpc::StatusCode::DEADLINE_EXCEEDED);
   Await([](const EngineStats& stats) { return stats.running + stats.waiting == 0; });
@@ -426,7 +428,7 @@ TEST_F(WorkerServiceTest, DrainAnswersAtItsDeadline) {
   auto reader = stub_->Generate(context.get(), Request());
   Await([](const EngineStats& stats) { return stats.waiting == 1; });
   auto drain = Context();
-  drain->set_deadline(std::chrono::system_clock::now() + std::chrono::milliseconds(400));
+  drain->set_deadline(GrpcTimeout(absl::Milliseconds(400)));
   v1::DrainResponse drained;
   ASSERT_TRUE(stub_->Drain(drain.get(), {}, &drained).ok());
   EXPECT_EQ(drained.remaining_requests(), 1);

@@ -7,11 +7,11 @@
 #include <cstdlib>
 #include <functional>
 
-#include "absl/time/clock.h"
 #include "broker/server/broker_server.h"
 #include "broker/server/testing/scripted_worker.h"
 #include "broker/server/testing/test_node.h"
 #include "common/grpc_status.h"
+#include "common/monotonic_time.h"
 #include "common/yaml_config.h"
 
 namespace palimpsest {
@@ -24,9 +24,9 @@ absl::StatusOr<ControlLatency> Measure(const std::string& name, int rounds,
                                        const std::function<absl::Status(int)>& round_trip) {
   std::vector<absl::Duration> times;
   for (int i = 0; i < rounds; ++i) {
-    const absl::Time start = absl::Now();
+    const absl::Time start = MonotonicNow();
     if (absl::Status status = round_trip(i); !status.ok()) return status;
-    times.push_back(absl::Now() - start);
+    times.push_back(MonotonicNow() - start);
   }
   std::sort(times.begin(), times.end());
   return ControlLatency{name, times[times.size() / 2], times[times.size() * 99 / 100]};

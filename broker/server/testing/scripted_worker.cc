@@ -9,9 +9,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "common/grpc_status.h"
 #include "common/memory_file.h"
+#include "common/monotonic_time.h"
 
 namespace palimpsest {
 namespace {
@@ -337,7 +337,7 @@ size_t ScriptedWorker::Count(v1::SlabRole role) {
 
 absl::Status ScriptedWorker::Await(absl::string_view what, absl::Duration timeout,
                                    const std::function<bool()>& holds) {
-  const absl::Time deadline = absl::Now() + timeout;
+  const absl::Time deadline = MonotonicNow() + timeout;
   MutexLock lock(&mu_);
   while (!holds()) {
     if (changed_.WaitWithDeadline(&mu_, deadline)) {

@@ -15,6 +15,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "common/file.h"
+#include "common/monotonic_time.h"
 #include "worker/model/testing.h"
 
 namespace palimpsest {
@@ -22,9 +23,9 @@ namespace palimpsest {
 // Looks at `holds` again and again until it is true; false after `timeout`.
 inline bool Eventually(const std::function<bool()>& holds,
                        absl::Duration timeout = absl::Seconds(20)) {
-  const absl::Time deadline = absl::Now() + timeout;
+  const absl::Time deadline = MonotonicNow() + timeout;
   while (!holds()) {
-    if (absl::Now() > deadline) return false;
+    if (MonotonicNow() > deadline) return false;
     absl::SleepFor(absl::Milliseconds(2));
   }
   return true;

@@ -11,13 +11,15 @@
 #include <utility>
 
 #include "absl/time/clock.h"
+#include "common/grpc_time.h"
+#include "common/monotonic_time.h"
 
 namespace palimpsest::router::testing {
 
 bool Eventually(const std::function<bool()>& condition) {
-  const absl::Time deadline = absl::Now() + kPatience;
+  const absl::Time deadline = MonotonicNow() + kPatience;
   while (!condition()) {
-    if (absl::Now() > deadline) return false;
+    if (MonotonicNow() > deadline) return false;
     absl::SleepFor(absl::Milliseconds(1));
   }
   return true;
@@ -96,7 +98,7 @@ void FakeStream::OnCancel() {
 void FakeStream::OnDone() { self.reset(); }
 
 bool FakeStream::AwaitCancelled() {
-  const absl::Time deadline = absl::Now() + kPatience;
+  const absl::Time deadline = MonotonicNow() + kPatience;
   MutexLock lock(&mutex_);
   while (!cancelled_) {
     if (changed_.WaitWithDeadline(&mutex_, deadline)) return cancelled_;
@@ -121,7 +123,7 @@ FakeWorker::FakeWorker(std::string tenant, std::string model)
 FakeWorker::~FakeWorker() { Stop(); }
 
 void FakeWorker::Stop() {
-  server_->Shutdown(absl::ToChronoTime(absl::Now()));
+  server_->Shutdown(GrpcTimeout(absl::ZeroDuration()));
   server_->Wait();
 }
 
@@ -131,7 +133,7 @@ void FakeWorker::SetHandler(std::function<void(FakeStream&)> handler) {
 }
 
 std::shared_ptr<FakeStream> FakeWorker::AwaitCall() {
-  const absl::Time deadline = absl::Now() + kPatience;
+  const absl::Time deadline = MonotonicNow() + kPatience;
   MutexLock lock(&mutex_);
   while (arrived_.empty()) {
     if (changed_.WaitWithDeadline(&mutex_, deadline)) return nullptr;

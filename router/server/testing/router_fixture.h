@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "common/clock.h"
+#include "common/grpc_time.h"
 #include "proto/palimpsest/v1/router.grpc.pb.h"
 #include "router/server/router_server.h"
 #include "router/server/testing/fake_worker.h"
@@ -70,7 +71,7 @@ class RouterFixture : public ::testing::Test {
 
   static void Authorize(grpc::ClientContext& context, const std::string& token) {
     context.AddMetadata("authorization", "Bearer " + token);
-    context.set_deadline(absl::ToChronoTime(absl::Now() + kPatience));
+    context.set_deadline(GrpcTimeout(kPatience));
   }
 
   v1::GetTenantStatusResponse Status(const std::string& token) {

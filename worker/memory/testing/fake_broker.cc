@@ -11,8 +11,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "common/grpc_time.h"
 #include "common/memory_file.h"
+#include "common/monotonic_time.h"
 #include "common/slab_checksum.h"
 #include "gtest/gtest.h"
 
@@ -63,7 +64,7 @@ void FakeBroker::Kill() {
     for (DescriptorChannel& channel : channels_) channel.Shutdown();
   }
   listener_->Shutdown();
-  server_->Shutdown(absl::ToChronoTime(absl::Now()));
+  server_->Shutdown(GrpcTimeout(absl::ZeroDuration()));
   server_.reset();
   acceptor_.join();
   {
@@ -82,7 +83,7 @@ void FakeBroker::Kill() {
 
 template <typename Condition>
 void FakeBroker::AwaitLocked(const Condition& condition, const char* what) {
-  const absl::Time deadline = absl::Now() + kPatience;
+  const absl::Time deadline = MonotonicNow() + kPatience;
   while (!condition()) {
     if (changed_.WaitWithDeadline(&mu_, deadline) && !condition()) {
       ADD_FAILURE() << "timeout: " << what;
