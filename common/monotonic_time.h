@@ -9,7 +9,8 @@
 namespace palimpsest {
 
 // The wall time of the first call plus the monotonic time since: never goes back, does not jump
-// when the wall clock is set, means nothing in another process. Thread-safe.
+// when the wall clock is set. Times of two processes compare only if it was not set between their
+// first calls. Thread-safe.
 absl::Time MonotonicNow();
 
 }  // namespace palimpsest

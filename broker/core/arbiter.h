@@ -18,7 +18,9 @@
 //      reserve gets nothing else;
 //   2. KV that its holder neither uses nor asks for;
 //   3. parameters of inactive tenants: lower priority first, then most recently used; whole stages,
-//      the last ones first, only as many as needed;
+//      the last ones first, only as many as needed. A tenant whose worker is silent, that is, has
+//      not reported for longer than report_patience, counts as inactive, and its KV goes too: it
+//      either answers the Revoke or misses the deadline and loses everything;
 //   4. for a requester below its floor, or of higher priority: KV of tenants above their floor (for
 //      more than is needed: only what its holder does not need);
 //   5. for an activation: the requester's own KV;
@@ -67,6 +69,9 @@ struct ArbiterOptions {
   // KV prefetch (above `needed`) leaves the parameters of a tenant alone that was active this
   // recently.
   absl::Duration prefetch_grace = absl::Seconds(5);
+  // A worker that has not reported for this long is silent: what it said last no longer counts, and
+  // nothing more is begun for it. Workers report every second.
+  absl::Duration report_patience = absl::Seconds(3);
   // Slabs that prefetch of one session may have under way at a time when they must be revoked.
   uint32_t kv_step_slabs = 16;
   // Parameters come back unasked after free slabs and KV above target * (1 + hysteresis) covered

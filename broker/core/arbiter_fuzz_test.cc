@@ -59,7 +59,8 @@ class Fuzzer {
     for (int i = 0; i < steps && problems().empty(); ++i) {
       Step();
       node_.CheckInvariants();
-      if (i % 200 == 199) ExpectFloorHonoured();
+      if (i % 400 == 199) ExpectFloorHonoured();
+      if (i % 400 == 399) ExpectHungWorkerGivesWay();
     }
     if (problems().empty()) EndAll();
   }
@@ -69,6 +70,8 @@ class Fuzzer {
   }
   const std::string& log() const { return node_.log(); }
   int kills() const { return Occurrences("kill "); }
+  int hangs() const { return hangs_; }
+  int hung_killed() const { return hung_killed_; }
   int Occurrences(const std::string& word) const {
     int count = 0;
     for (size_t at = log().find(word); at != std::string::npos; at = log().find(word, at + 1)) {
@@ -127,6 +130,10 @@ class Fuzzer {
       }
       return;
     }
+    if (worker.hung) {
+      worker.hung = Below(20) != 0;
+      return;
+    }
     const uint32_t kv = worker.Count(SlabRole::kKv);
     switch (Below(28)) {
       case 0:
@@ -168,6 +175,9 @@ class Fuzzer {
         return;
       case 15:
         if (Below(6) == 0) Lie(worker);
+        return;
+      case 16:
+        worker.hung = Below(6) == 0;
         return;
       default:
         if (Below(2) == 0 && !worker.grants.empty()) {
@@ -220,13 +230,64 @@ class Fuzzer {
     if (!node_.workers()[session].killed) problems_.push_back("a lie was not punished");
   }
 
-  // Once everybody behaves, a tenant gets its floor when it asks, whatever the others hold.
-  void ExpectFloorHonoured() {
+  void LetAllBehave() {
+    for (auto& [session, worker] : node_.workers()) worker.hung = false;
     node_.Settle();
     for (auto& [session, worker] : node_.workers()) {
       if (!worker.connected) Return(worker);
     }
     node_.Settle();
+  }
+
+  // A worker that says it is active and then hangs keeps nothing that another one needs: within the
+  // patience for its reports and the deadline of a revoke, or of an open grant, it is killed.
+  void ExpectHungWorkerGivesWay() {
+    LetAllBehave();
+    // No activation waits any more: what is needed for KV may be taken.
+    node_.Advance(node_.options().activation_deadline);
+    LetAllBehave();
+    SimulatedWorker* const hung = AnyWorker();
+    SimulatedWorker* const needy = AnyWorker();
+    if (hung == nullptr || hung == needy) return;
+    const SessionId hung_session = hung->session;
+    const SessionId needy_session = needy->session;
+    node_.Report(*hung, /*active=*/true, hung->Count(SlabRole::kKv), 0);
+    hung->hung = true;
+    const SimulatedTenant& tenant = tenants_[needy->tenant.value()];
+    const ParameterStage& last = tenant.stages.back();
+    const uint32_t kv = tenant.config.quota_slabs - tenant.config.workspace_slabs -
+                        (last.first_slab + last.slab_count);
+    node_.Report(*needy, /*active=*/true, needy->Count(SlabRole::kKv), 0);
+    node_.SetKvTarget(*needy, kv, kv);
+    const absl::Time due = node_.now() + node_.options().report_patience +
+                           node_.options().min_residence + node_.options().revoke_deadline;
+    while (node_.now() < due) {
+      node_.Settle();
+      node_.Advance(absl::Milliseconds(500));
+    }
+    node_.Settle();
+    const auto still = node_.workers().find(hung_session);
+    if (still != node_.workers().end() && !still->second.grants.empty()) {
+      node_.Advance(node_.options().grant_deadline);  // granted before its silence was noticed
+      node_.Settle();
+    }
+    ++hangs_;
+    if (!node_.workers().contains(hung_session)) {
+      ++hung_killed_;
+      return;
+    }
+    const SimulatedWorker& left = node_.workers()[hung_session];
+    const bool pinned = tenants_[left.tenant.value()].config.pinned;
+    const bool could_give =
+        left.Count(SlabRole::kKv) > 0 || (!pinned && left.Count(SlabRole::kParameter) > 0);
+    if (could_give && node_.workers()[needy_session].Count(SlabRole::kKv) < kv) {
+      problems_.push_back("a hung worker kept what another one needed");
+    }
+  }
+
+  // Once everybody behaves, a tenant gets its floor when it asks, whatever the others hold.
+  void ExpectFloorHonoured() {
+    LetAllBehave();
     const uint32_t tenant = Below(3);
     if (node_.WorkerOf(tenant) == nullptr && !node_.Attach(tenant).ok()) {
       problems_.push_back("a tenant without a process could not attach");
@@ -266,14 +327,18 @@ class Fuzzer {
     }
   }
 
+  const std::vector<SimulatedTenant> tenants_ = Tenants();
   std::mt19937 random_;
   SimulatedNode node_;
+  int hangs_ = 0;
+  int hung_killed_ = 0;
   std::vector<std::string> problems_;
 };
 
 TEST(ArbiterFuzz, InvariantsHoldUnderRandomEvents) {
   int grants = 0, kills = 0, refused = 0, revokes = 0, parameter_revokes = 0, workspaces = 0,
       parts = 0;
+  int hangs = 0, hung_killed = 0;
   for (uint32_t seed = 1; seed <= 60; ++seed) {
     Fuzzer fuzzer(seed);
     fuzzer.Run(3000);
@@ -287,6 +352,8 @@ TEST(ArbiterFuzz, InvariantsHoldUnderRandomEvents) {
     parts += fuzzer.Occurrences("part ");
     workspaces += fuzzer.Occurrences(" workspace ");
     parameter_revokes += fuzzer.Occurrences(" parameter 0+");
+    hangs += fuzzer.hangs();
+    hung_killed += fuzzer.hung_killed();
   }
   // The walk reached what it is meant to test.
   EXPECT_GT(grants, 10000);
@@ -296,6 +363,8 @@ TEST(ArbiterFuzz, InvariantsHoldUnderRandomEvents) {
   EXPECT_GT(parameter_revokes, 1000);
   EXPECT_GT(workspaces, 500);
   EXPECT_GT(parts, 500);
+  EXPECT_GT(hangs, 100);
+  EXPECT_GT(hung_killed, 50);
 }
 
 TEST(ArbiterFuzz, SameSeedGivesSameActions) {

@@ -141,6 +141,7 @@ const Session* Arbiter::Impl::CommitActivations(absl::Time now) {
   for (Session* session : ActivationOrder()) {
     // Places that are still being emptied cannot be filled yet.
     if (!session->waiting() || session->parameters_revoking > 0) continue;
+    if (session->SilentAt(now)) continue;
     if (blocked != nullptr && !session->guaranteed()) continue;
     if (TryCommit(*session, now)) {
       DeliverActivations(now);
@@ -191,7 +192,8 @@ void Arbiter::Impl::RefuseActivation(Session& session, const std::string& why, a
 uint32_t Arbiter::Impl::ServeKv(const Session* blocked, absl::Time now) {
   std::vector<KvDemand> demands;
   for (Session* session : list_) {
-    if (session->connected() && session->kv_target > session->kv_after_revokes()) {
+    if (session->connected() && !session->SilentAt(now) &&
+        session->kv_target > session->kv_after_revokes()) {
       demands.push_back(KvDemand{.session = session});
     }
   }
@@ -280,7 +282,10 @@ void Arbiter::Impl::RevokeForKv(KvDemand& demand, KvPass pass, uint32_t need, ui
 
 void Arbiter::Impl::WatchVictims(const Session& requester, bool prefetch, absl::Time now) {
   for (const Session* other : list_) {
-    if (other == &requester || !other->connected() || other->parameters_granted == 0) continue;
+    if (other == &requester || !other->connected()) continue;
+    const uint32_t held = other->parameters_granted + other->kv_held;
+    if (held > 0 && other->silent_from > now) wake_ = std::min(wake_, other->silent_from);
+    if (other->parameters_granted == 0 && !other->SilentAt(now)) continue;
     if (other->irrevocable_until > now) wake_ = std::min(wake_, other->irrevocable_until);
     const absl::Time spared_until = other->last_active + options_.prefetch_grace;
     if (prefetch && spared_until > now) wake_ = std::min(wake_, spared_until);
@@ -290,8 +295,9 @@ void Arbiter::Impl::WatchVictims(const Session& requester, bool prefetch, absl::
 void Arbiter::Impl::Revert(uint32_t supply, absl::Time now) {
   std::vector<Session*> candidates;
   for (Session* session : list_) {
-    if (session->connected() && session->parameters_taken && session->missing() > 0 &&
-        session->parameters_revoking == 0 && !session->activation.has_value()) {
+    if (session->connected() && !session->SilentAt(now) && session->parameters_taken &&
+        session->missing() > 0 && session->parameters_revoking == 0 &&
+        !session->activation.has_value()) {
       candidates.push_back(session);
     } else {
       session->reversion_since.reset();

@@ -93,10 +93,13 @@ struct Session {
 
   SessionLoad load;
   absl::Time last_active = absl::InfinitePast();
+  // When the worker counts as silent unless it reports before; not before it has reported once.
+  absl::Time silent_from = absl::InfiniteFuture();
   std::vector<GrantInFlight> grants;
   std::vector<RevokeInFlight> revokes;
 
   bool connected() const { return phase == SessionPhase::kConnected; }
+  bool SilentAt(absl::Time now) const { return silent_from <= now; }
   uint32_t image_slabs() const { return static_cast<uint32_t>(parameters.size()); }
   uint32_t parameters_held() const { return parameters_granted + parameters_revoking; }
   uint32_t missing() const { return image_slabs() - parameters_held(); }

@@ -265,6 +265,7 @@ void Arbiter::Impl::Readmit(Session& session, absl::Span<const HeldSlab> held, a
   session.phase_deadline = absl::InfiniteFuture();
   session.load = SessionLoad{.active = true};
   session.last_active = now;
+  session.silent_from = now + options_.report_patience;
   // Parameters that were restored just before may not be known as such.
   session.irrevocable_until = std::max(session.irrevocable_until, now + options_.min_residence);
   session.grants.clear();

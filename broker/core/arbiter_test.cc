@@ -410,6 +410,53 @@ TEST_F(ArbiterTest, MissedRevokeDeadlineKillsAndQuarantines) {
   EXPECT_TRUE(node().Attach(0).ok());
 }
 
+TEST_F(ArbiterTest, ParametersOfASilentWorkerGiveWayAlthoughItSaidItWasActive) {
+  Start(Options(44), {Tenant("a", 0, 22), Tenant("b", 0, 22)});
+  Bring(0, 2, /*active=*/true);
+  Bring(1, 2, /*active=*/true);
+  worker(0).hung = true;
+  node().SetKvTarget(worker(1), 10, 10);
+  EXPECT_EQ(worker(1).pressures, 1);
+  node().Advance(absl::Milliseconds(1900));
+  EXPECT_TRUE(worker(0).revokes.empty()) << "its last report is younger than three seconds";
+  node().Advance(absl::Milliseconds(1200));
+  ASSERT_EQ(worker(0).revokes.size(), 1u);
+  node().Advance(absl::Seconds(10));
+  EXPECT_TRUE(worker(0).killed);
+  EXPECT_EQ(status(0).quarantined_slabs, 22u);
+  node().Settle();
+  EXPECT_EQ(kv(1), 10u);
+}
+
+TEST_F(ArbiterTest, KvOfASilentWorkerGivesWayEvenBelowItsFloor) {
+  Start(Options(64), {Tenant("a", 0, 30, 100, /*pinned=*/true), Tenant("b", 0, 0)});
+  Bring(0, 4, /*active=*/true);
+  Bring(1, 20, /*active=*/true);
+  worker(0).hung = true;
+  node().SetKvTarget(worker(1), 22, 22);
+  node().Advance(absl::Seconds(4));
+  ASSERT_EQ(worker(0).revokes.size(), 1u);
+  EXPECT_EQ(worker(0).revokes.front().kv_slabs, 2u);
+  node().Advance(absl::Seconds(10));
+  node().Settle();
+  EXPECT_EQ(kv(1), 22u);
+}
+
+TEST_F(ArbiterTest, ASilentWorkerKeepsWhatNobodyNeedsAndCountsAgainOnceItReports) {
+  Start(Options(44), {Tenant("a", 0, 22), Tenant("b", 0, 22)});
+  Bring(0, 2, /*active=*/true);
+  Bring(1, 2, /*active=*/true);
+  worker(0).hung = true;
+  node().Advance(absl::Minutes(2));
+  EXPECT_TRUE(worker(0).revokes.empty());
+  worker(0).hung = false;
+  node().Advance(absl::Seconds(1));
+  node().SetKvTarget(worker(1), 10, 10);
+  node().Advance(absl::Minutes(2));
+  EXPECT_TRUE(worker(0).revokes.empty());
+  EXPECT_EQ(parameters(0), 20u);
+}
+
 TEST_F(ArbiterTest, UnmappedGrantCostsTheWorkerItsLife) {
   Start(Options(24), {Tenant("a", 0, 0)});
   ASSERT_TRUE(node().Attach(0).ok());

@@ -9,6 +9,8 @@ namespace palimpsest {
 namespace {
 
 // More rounds of answering everything than any decision may need to come to rest.
+// Report in broker.proto: at least every second.
+constexpr absl::Duration kReportPeriod = absl::Seconds(1);
 constexpr int kSettlingRounds = 300;
 
 }  // namespace
@@ -244,10 +246,27 @@ void SimulatedNode::SetKvTarget(SimulatedWorker& worker, uint32_t target, uint32
 }
 
 void SimulatedNode::Report(SimulatedWorker& worker, bool active, uint32_t used, uint32_t idle) {
-  arbiter_->OnReport(worker.session,
-                     SessionLoad{.active = active, .kv_slabs_used = used, .kv_slabs_cached = idle},
-                     now_);
+  worker.load = SessionLoad{.active = active, .kv_slabs_used = used, .kv_slabs_cached = idle};
+  worker.next_report = now_ + kReportPeriod;
+  arbiter_->OnReport(worker.session, *worker.load, now_);
   Drain();
+}
+
+absl::Time SimulatedNode::NextReport() const {
+  absl::Time next = absl::InfiniteFuture();
+  for (const auto& [session, worker] : workers_) {
+    if (worker.connected && !worker.hung) next = std::min(next, worker.next_report);
+  }
+  return next;
+}
+
+void SimulatedNode::RepeatReports() {
+  for (auto& [session, worker] : workers_) {
+    if (!worker.connected || worker.hung || worker.next_report > now_) continue;
+    worker.next_report = now_ + kReportPeriod;
+    arbiter_->OnReport(session, *worker.load, now_);
+    Drain();
+  }
 }
 
 void SimulatedNode::MapGrant(SimulatedWorker& worker, absl::Duration restore) {
@@ -401,9 +420,10 @@ void SimulatedNode::RestartBroker() {
 void SimulatedNode::Advance(absl::Duration duration) {
   const absl::Time end = now_ + duration;
   while (now_ < end) {
-    now_ = std::min(end, std::max(now_, arbiter_->NextDeadline()));
+    now_ = std::min(end, std::max(now_, std::min(arbiter_->NextDeadline(), NextReport())));
     arbiter_->OnTick(now_);
     Drain();
+    RepeatReports();
     if (arbiter_->NextDeadline() <= now_) {
       Problem("a deadline stays behind the clock");
       now_ = end;
@@ -430,6 +450,7 @@ void SimulatedNode::Settle() {
         moved = true;
         continue;
       }
+      if (worker.hung) continue;
       while (worker.connected && !worker.killed && !worker.grants.empty()) {
         MapGrant(worker);
         moved = true;

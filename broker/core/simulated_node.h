@@ -28,13 +28,17 @@ struct SimulatedTenant {
 // `count` stages of `slabs` each.
 std::vector<ParameterStage> EvenStages(uint32_t count, uint32_t slabs);
 
-// One process. It does nothing by itself: a test makes it map grants and answer revokes.
+// One process. By itself it only repeats its last Report every second, unless it hangs: a test
+// makes it map grants and answer revokes.
 struct SimulatedWorker {
   TenantId tenant;
   SessionId session;
   bool connected = true;
   bool killed = false;    // SIGKILL was sent; it holds its slabs until it is gone
   bool detached = false;  // it is exiting
+  bool hung = false;      // it does nothing at all
+  std::optional<SessionLoad> load;
+  absl::Time next_report = absl::InfiniteFuture();
   std::map<SlabId, HeldSlab> held;
   std::deque<SendGrant> grants;    // received, not mapped
   std::deque<SendRevoke> revokes;  // received, not answered
@@ -89,10 +93,10 @@ class SimulatedNode {
   // The server finishes cleaning up to `count` slabs.
   void Clean(size_t count);
   void RestartBroker();
-  // Advances the clock, stopping at every deadline.
+  // Advances the clock, stopping at every deadline and when reports are due.
   void Advance(absl::Duration duration);
-  // Cooperative workers map and answer everything, the server cleans, killed processes go, until
-  // nothing moves. The clock stands still.
+  // Workers that do not hang map and answer everything, the server cleans, killed processes go,
+  // until nothing moves. The clock stands still.
   void Settle();
 
   // Sums and counts of the arbiter, that no workspace waits for others' memory, and that it agrees
@@ -122,6 +126,8 @@ class SimulatedNode {
   static std::vector<SlabId> AnswerTo(const SimulatedWorker& worker, const SendRevoke& revoke);
   void GiveUp(SimulatedWorker& worker, const std::vector<SlabId>& slabs);
   void NoteActivation(SimulatedWorker& worker);
+  absl::Time NextReport() const;
+  void RepeatReports();
 
   ArbiterOptions options_;
   std::vector<SimulatedTenant> tenants_;

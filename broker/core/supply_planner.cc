@@ -14,8 +14,9 @@ bool Movable(const Session& session, absl::Time now) {
 }
 
 // Nobody runs on these parameters: the tenant has nothing to do, or cannot run for lack of some and
-// does not wait for them.
-bool Idle(const Session& session) {
+// does not wait for them, or hangs.
+bool Idle(const Session& session, absl::Time now) {
+  if (session.SilentAt(now)) return true;
   if (session.activation.has_value()) return false;
   return !session.load.active || session.missing() > 0;
 }
@@ -33,6 +34,7 @@ class Planner {
     TakeSurplus();
     if (request_.surplus_only) return std::move(plan_);
     TakeParameters([this](const Session& s) { return IdleFor(s); }, request_.need);
+    TakeKvOfSilent();
     TakeKvByForce();
     if (request_.activation) {
       TakeOwnKv();
@@ -101,7 +103,7 @@ class Planner {
 
   bool IdleFor(const Session& session) const {
     if (session.last_active > request_.spare_active_after) return false;
-    if (Idle(session)) return true;
+    if (Idle(session, now_)) return true;
     const Session& requester = *request_.requester;
     return request_.activation && session.waiting() && session.missing() > 0 &&
            ((requester.guaranteed() && !session.guaranteed()) ||
@@ -130,6 +132,18 @@ class Planner {
         take.parameter_slabs += victim->stage_granted[stage - 1];
         plan_.slabs += victim->stage_granted[stage - 1];
       }
+    }
+  }
+
+  // A floor is for whoever asks for it.
+  void TakeKvOfSilent() {
+    for (Session* victim : sessions_) {
+      if (victim == request_.requester || !victim->SilentAt(now_) ||
+          victim->last_active > request_.spare_active_after) {
+        continue;
+      }
+      AddKv(victim, std::min(victim->RevocableKv() - TakenKv(victim), Remaining(request_.need)),
+            false);
     }
   }
 

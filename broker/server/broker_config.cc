@@ -57,6 +57,7 @@ ArbiterOptions ReadPolicy(ConfigReader policy) {
   out.min_residence = duration("min_residence", out.min_residence);
   out.residence_restores = policy.Double("residence_restores", 0.0, 1000.0, out.residence_restores);
   out.prefetch_grace = duration("prefetch_grace", out.prefetch_grace);
+  out.report_patience = duration("report_patience", out.report_patience);
   out.kv_step_slabs =
       static_cast<uint32_t>(policy.Int("kv_step_slabs", 1, kMaxPoolSlabs, out.kv_step_slabs));
   out.reversion_delay = duration("reversion_delay", out.reversion_delay);
