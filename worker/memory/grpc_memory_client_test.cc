@@ -276,6 +276,32 @@ TEST_F(GrpcMemoryClientTest, KvSlabsComeGoWhereTheEngineSaysAndComeAgain) {
   EXPECT_EQ(client_->kv()[2 * kSlabBytes], std::byte{1});
 }
 
+// Otherwise the broker would see a demand for what just came back, and grant it again.
+TEST_F(GrpcMemoryClientTest, ALowerTargetIsToldBeforeTheSlabsAboveItComeBack) {
+  Connect();
+  constexpr uint32_t kHeld = 12;
+  client_->SetKvTarget(kHeld, 0);
+  std::vector<uint32_t> slabs;
+  for (uint32_t slab = 0; slab < kHeld; ++slab) slabs.push_back(slab);
+  ASSERT_EQ(GrantKv(slabs), Indexes(slabs));
+  for (uint32_t held = kHeld; held-- > 0;) {
+    client_->SetKvTarget(static_cast<int32_t>(held), 0);
+    client_->ReleaseKv(Indexes({held}));
+  }
+  uint32_t target = kHeld;
+  for (uint32_t held = kHeld; held > 0;) {
+    const v1::WorkerMessage message =
+        broker_.Await(std::vector<Case>{Case::kSetKvTarget, Case::kReleaseKv});
+    if (message.has_set_kv_target()) {
+      target = message.set_kv_target().target_slabs();
+      continue;
+    }
+    held -= static_cast<uint32_t>(message.release_kv().slab_ids_size());
+    ASSERT_LE(target, held) << "slabs came back that the last target still asks for";
+    ASSERT_FALSE(HasFailure());
+  }
+}
+
 TEST_F(GrpcMemoryClientTest, PressureIsPassedOn) {
   Connect();
   v1::BrokerMessage message;

@@ -114,11 +114,12 @@ bool FakeBroker::image_returned() const {
   return image_returned_;
 }
 
-v1::WorkerMessage FakeBroker::Await(v1::WorkerMessage::MessageCase wanted) {
+v1::WorkerMessage FakeBroker::Await(std::vector<v1::WorkerMessage::MessageCase> wanted) {
   MutexLock lock(&mu_);
   const auto next = [&]() ABSL_NO_THREAD_SAFETY_ANALYSIS {
-    return std::find_if(messages_.begin(), messages_.end(),
-                        [&](const auto& m) { return m.message_case() == wanted; });
+    return std::find_if(messages_.begin(), messages_.end(), [&](const auto& m) {
+      return std::count(wanted.begin(), wanted.end(), m.message_case()) > 0;
+    });
   };
   AwaitLocked([&]() ABSL_NO_THREAD_SAFETY_ANALYSIS { return next() != messages_.end(); },
               "the worker did not say what was expected");

@@ -70,7 +70,10 @@ class FakeBroker : private v1::Broker::Service {
   bool image_returned() const;
 
   // The next message of any of the given cases; others are dropped.
-  v1::WorkerMessage Await(v1::WorkerMessage::MessageCase wanted);
+  v1::WorkerMessage Await(std::vector<v1::WorkerMessage::MessageCase> wanted);
+  v1::WorkerMessage Await(v1::WorkerMessage::MessageCase wanted) {
+    return Await(std::vector<v1::WorkerMessage::MessageCase>{wanted});
+  }
 
   void Send(v1::BrokerMessage message);
   // Grants these slabs of the pool (with fresh memory); the grant's id. `token` false: the token is
