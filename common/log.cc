@@ -52,15 +52,6 @@ bool HasControlCharacters(absl::string_view text) {
 
 }  // namespace
 
-absl::StatusOr<LogLevel> ParseLogLevel(absl::string_view name) {
-  if (name == "debug") return LogLevel::kDebug;
-  if (name == "info") return LogLevel::kInfo;
-  if (name == "warning") return LogLevel::kWarning;
-  if (name == "error") return LogLevel::kError;
-  return absl::InvalidArgumentError(absl::StrCat(
-      "expected a log level (debug, info, warning, error), got '", absl::CHexEscape(name), "'"));
-}
-
 void InitLog(absl::string_view process, LogLevel level) {
   Logger() = NewLogger(process);
   Logger()->set_level(SpdlogLevel(level));

@@ -15,7 +15,6 @@
 #include <string>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
@@ -23,9 +22,6 @@
 namespace palimpsest {
 
 enum class LogLevel { kDebug, kInfo, kWarning, kError };
-
-// "debug", "info", "warning", "error".
-absl::StatusOr<LogLevel> ParseLogLevel(absl::string_view name);
 
 struct LogField {
   LogField(absl::string_view key, const absl::AlphaNum& value)

@@ -38,12 +38,5 @@ TEST(Log, WritesFromItsLevelOn) {
   EXPECT_THAT(text, ::testing::MatchesRegex("[-0-9:.TZ]+ warning broker: loud \\{\\} %s n=1\n"));
 }
 
-TEST(ParseLogLevel, KnowsFourLevels) {
-  EXPECT_EQ(*ParseLogLevel("debug"), LogLevel::kDebug);
-  EXPECT_EQ(*ParseLogLevel("error"), LogLevel::kError);
-  EXPECT_FALSE(ParseLogLevel("verbose").ok());
-  EXPECT_FALSE(ParseLogLevel("").ok());
-}
-
 }  // namespace
 }  // namespace palimpsest

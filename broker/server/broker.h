@@ -67,8 +67,7 @@ class Broker : public DescriptorDelegate {
     // How slabs that come back are cleaned: replaced, or zeroed in place (workers are trusted).
     enum class Cleaning { kRetire, kScrub };
     Cleaning cleaning = Cleaning::kRetire;
-    // One thread alone does not zero host memory as fast as it can be written.
-    size_t cleaner_threads = 2;
+    size_t cleaner_threads = CleanerThreads(std::thread::hardware_concurrency());
     // How long Start waits for memory that workers of an earlier broker are about to let go of.
     absl::Duration memory_patience = absl::ZeroDuration();
   };

@@ -6,6 +6,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "common/descriptor_protocol.h"
+#include "common/log_config.h"
 
 namespace palimpsest {
 namespace {
@@ -121,6 +122,7 @@ absl::StatusOr<BrokerConfig> ReadBrokerConfig(YamlConfig& yaml, const std::strin
       root.Duration("pack_deadline", absl::Seconds(1), absl::Hours(24), absl::Minutes(30));
   config.token_lifetime =
       root.Duration("token_lifetime", absl::Milliseconds(100), absl::Hours(1), absl::Seconds(30));
+  config.log_level = ReadLogLevel(root);
 
   ReadPool(root.Map("pool"), config);
   config.policy = ReadPolicy(root.Map("policy"));

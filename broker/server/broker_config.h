@@ -14,6 +14,7 @@
 #include "broker/core/arbiter.h"
 #include "broker/server/image_manager.h"
 #include "common/bytes.h"
+#include "common/log.h"
 #include "common/yaml_config.h"
 
 namespace palimpsest {
@@ -58,6 +59,7 @@ struct BrokerConfig {
   // pool_slabs is set, generation is not.
   ArbiterOptions policy;
   absl::Duration token_lifetime;
+  LogLevel log_level = LogLevel::kInfo;
 };
 
 // Reads all settings. InvalidArgument with one line for each error, file and line first.

@@ -41,14 +41,24 @@ TEST(ReadBrokerConfig, FillsInDefaults) {
   EXPECT_EQ(config->tenants[0].model.kv_block_tokens, 16);
   EXPECT_FALSE(config->tenants[0].uid.has_value());
   EXPECT_EQ(config->policy.revoke_deadline, absl::Seconds(10));
+  EXPECT_EQ(config->policy.report_patience, absl::Seconds(3));
+  EXPECT_EQ(config->log_level, LogLevel::kInfo);
 }
 
 TEST(ReadBrokerConfig, ReadsPolicy) {
-  const auto config =
-      Read(absl::StrCat("policy: {revoke_deadline: 3s, hysteresis: 0.5}\n", kHead, kTenant));
+  const auto config = Read(absl::StrCat(
+      "policy: {revoke_deadline: 3s, hysteresis: 0.5, report_patience: 7s}\n", kHead, kTenant));
   ASSERT_TRUE(config.ok()) << config.status();
   EXPECT_EQ(config->policy.revoke_deadline, absl::Seconds(3));
   EXPECT_EQ(config->policy.reversion_hysteresis, 0.5);
+  EXPECT_EQ(config->policy.report_patience, absl::Seconds(7));
+}
+
+TEST(ReadBrokerConfig, ReadsLogLevel) {
+  const auto config = Read(absl::StrCat("log_level: warning\n", kHead, kTenant));
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_EQ(config->log_level, LogLevel::kWarning);
+  EXPECT_THAT(Refusal(absl::StrCat("log_level: loud\n", kHead, kTenant)), HasSubstr("log_level"));
 }
 
 TEST(ReadBrokerConfig, ReadsAPoolOfGpuMemory) {

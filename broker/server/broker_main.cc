@@ -55,7 +55,7 @@ int Run(const std::string& config_path, bool print_config) {
     std::fputs(yaml->EffectiveYaml().c_str(), stdout);
     return EXIT_SUCCESS;
   }
-  InitLog("broker", LogLevel::kInfo);
+  InitLog("broker", config->log_level);
   // All threads inherit the mask, so that the signals wait for sigwait below.
   sigset_t signals;
   sigemptyset(&signals);

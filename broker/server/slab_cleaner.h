@@ -7,6 +7,7 @@
 #ifndef PALIMPSEST_BROKER_SERVER_SLAB_CLEANER_H_
 #define PALIMPSEST_BROKER_SERVER_SLAB_CLEANER_H_
 
+#include <algorithm>
 #include <cstddef>
 #include <deque>
 #include <functional>
@@ -21,6 +22,10 @@
 #include "common/mutex.h"
 
 namespace palimpsest {
+
+// Threads for a machine with so many CPUs. One alone does not zero as fast as memory can be
+// written; a few do, and the workers need the CPUs too.
+constexpr size_t CleanerThreads(size_t cpus) { return std::clamp<size_t>(cpus / 4, 2, 8); }
 
 class SlabCleaner {
  public:

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/log_config.h"
 
 namespace palimpsest::router {
 namespace {
@@ -59,12 +60,7 @@ absl::StatusOr<RouterConfig> ReadRouterConfig(YamlConfig& yaml) {
       root.Duration("stall_timeout", absl::Milliseconds(100), absl::Hours(1), absl::Seconds(60));
   config.drain_timeout =
       root.Duration("drain_timeout", absl::ZeroDuration(), absl::Hours(1), absl::Seconds(20));
-  config.log_level = root.Choice<LogLevel>("log_level",
-                                           {{"debug", LogLevel::kDebug},
-                                            {"info", LogLevel::kInfo},
-                                            {"warning", LogLevel::kWarning},
-                                            {"error", LogLevel::kError}},
-                                           LogLevel::kInfo);
+  config.log_level = ReadLogLevel(root);
   ConfigReader health = root.Map("health");
   config.health_interval =
       health.Duration("interval", absl::Milliseconds(10), absl::Minutes(10), absl::Seconds(1));

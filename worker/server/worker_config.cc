@@ -1,6 +1,7 @@
 #include "worker/server/worker_config.h"
 
 #include "absl/strings/str_cat.h"
+#include "common/log_config.h"
 
 namespace palimpsest {
 namespace {
@@ -58,13 +59,7 @@ absl::StatusOr<WorkerConfig> ReadWorkerConfig(YamlConfig& yaml) {
   config.metrics_listen = root.String("metrics_listen", "127.0.0.1:0");
   config.drain_timeout =
       root.Duration("drain_timeout", absl::ZeroDuration(), absl::Hours(24), absl::Seconds(30));
-  ConfigReader log = root.Map("log");
-  config.log_level = log.Choice<LogLevel>("level",
-                                          {{"debug", LogLevel::kDebug},
-                                           {"info", LogLevel::kInfo},
-                                           {"warning", LogLevel::kWarning},
-                                           {"error", LogLevel::kError}},
-                                          LogLevel::kInfo);
+  config.log_level = ReadLogLevel(root);
   ReadEngine(root.Map("engine"), config);
   if (absl::Status status = yaml.Finish(); !status.ok()) return status;
   return config;

@@ -70,7 +70,7 @@ TEST(WorkerConfig, ErrorsNameLineAndReason) {
   expect("engine: {device: tpu}", "device");
   expect("engine: {gpu: -1}", "gpu");
   expect("drain_timeout: -1s", "drain_timeout");
-  expect("log: {level: loud}", "level");
+  expect("log_level: loud", "log_level");
   const auto empty = Read("{}");
   ASSERT_FALSE(empty.ok());
   for (const char* key : {"tenant", "listen", "router_token_file", "path", "control_socket"}) {
