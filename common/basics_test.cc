@@ -4,6 +4,7 @@
 #include "common/clock.h"
 #include "common/fd.h"
 #include "common/random.h"
+#include "common/running_clock.h"
 #include "gtest/gtest.h"
 
 namespace palimpsest {
@@ -45,6 +46,23 @@ TEST(UniqueFd, DuplicateOutlivesTheOriginalAndIsNotInherited) {
 }
 
 TEST(UniqueFd, DuplicateOfNothingFails) { EXPECT_FALSE(UniqueFd().Duplicate().ok()); }
+
+TEST(RunningClock, StandsStillWhileTheProcessDoes) {
+  FakeClock base;
+  const RunningClock clock(base, absl::Seconds(1));
+  const absl::Time start = clock.Now();
+  EXPECT_EQ(start, base.Now());
+  for (int i = 0; i < 10; ++i) {
+    base.Advance(absl::Milliseconds(500));
+    EXPECT_EQ(clock.Now(), start + absl::Milliseconds(500) * (i + 1));
+  }
+  base.Advance(absl::Hours(3));
+  EXPECT_EQ(clock.Now(), start + absl::Seconds(5));
+  EXPECT_EQ(clock.stopped(), absl::Hours(3));
+  base.Advance(absl::Seconds(1));
+  EXPECT_EQ(clock.Now(), start + absl::Seconds(6));
+  EXPECT_EQ(clock.stopped(), absl::Hours(3));
+}
 
 TEST(Clock, RealTimeNeverGoesBack) {
   absl::Time last = Clock::Real().Now();

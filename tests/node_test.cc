@@ -198,6 +198,117 @@ TEST(NodeTest, WorkerThatDoesNotAnswerARevokeIsKilledAndItsMemoryGoesToTheOther)
   EXPECT_TRUE(node.StopAll().ok());
 }
 
+// Stopped with requests under way: what it said last is that it is active.
+TEST(NodeTest, WorkerThatHangsInMidStreamLosesItsMemoryToTheTenantThatNeedsIt) {
+  NodeOptions options = TwoTenants();
+  options.policy = {"revoke_deadline: 500ms"};
+  Node node(options);
+  node.Start();
+  const std::vector<Node::Request> requests = Pressure(16, 900);
+  const std::vector<Generation> calm = OneByOne(node, requests);
+  ASSERT_TRUE(node.Generate(Story("alpha", 0, 4)).status.ok());
+
+  Node::Request doomed = Story("alpha", 1, 1900);
+  std::atomic<bool> started = false;
+  doomed.on_message = [&](const Generation&) { return started = true; };
+  auto alpha = node.GenerateAsync(doomed);
+  node.Await("an active alpha", [&] { return started && node.Tenant("alpha").load().active(); });
+  ASSERT_TRUE(node.worker("alpha")->handle().Signal(SIGSTOP).ok());
+  auto pressure = std::async(std::launch::async, [&] { return AllAtOnce(node, requests); });
+  node.Await("alpha's end", [&] { return node.worker("alpha")->handle().Exited(); });
+  EXPECT_EQ(alpha.get().status.code(), absl::StatusCode::kUnavailable);
+  ExpectSameTokens(calm, pressure.get());
+  node.Await("the return of alpha's slabs", [&] {
+    return node.Tenant("alpha").parameter_slabs() == 0 &&
+           node.BrokerStatus()->quarantined_slabs() == 0;
+  });
+  node.KillWorker("alpha");
+  node.StartWorker("alpha");
+  node.AwaitReady();
+  EXPECT_TRUE(node.Generate(Story("alpha", 0, 4)).status.ok());
+  EXPECT_EQ(Node::SumOfStates(*node.BrokerStatus()), kPool);
+  EXPECT_EQ(node.SlabsThatExist(), kPool);
+  EXPECT_TRUE(node.StopAll().ok());
+}
+
+TEST(NodeTest, BrokerThatStandsStillIsNoticedAndPickedUpAgain) {
+  Node node(TwoTenants());
+  node.Start();
+  const std::vector<Node::Request> requests = {Story("alpha", 0, 1800), Story("beta", 0, 1800)};
+  const std::vector<Node::Request> pressure_requests = Pressure(16, 900);
+  const std::vector<Generation> calm = OneByOne(node, requests);
+  const std::vector<Generation> pressure_calm = OneByOne(node, pressure_requests);
+
+  std::atomic<int> streaming = 0;
+  std::vector<std::future<Generation>> running;
+  for (Node::Request request : requests) {
+    request.on_message = [&, counted = false](const Generation&) mutable {
+      if (!std::exchange(counted, true)) ++streaming;
+      return true;
+    };
+    running.push_back(node.GenerateAsync(request));
+  }
+  node.Await("both streams", [&] { return streaming == 2; });
+  ASSERT_TRUE(node.broker()->handle().Signal(SIGSTOP).ok());
+  std::vector<Generation> results;
+  for (std::future<Generation>& result : running) results.push_back(result.get());
+  ExpectSameTokens(calm, results);
+  node.Await("the workers' notice", [&] {
+    return absl::StrContains(node.Log("alpha"), "the broker is lost") &&
+           absl::StrContains(node.Log("beta"), "the broker is lost");
+  });
+
+  ASSERT_TRUE(node.broker()->handle().Signal(SIGCONT).ok());
+  node.Await("both workers' return", [&] {
+    const auto status = node.BrokerStatus();
+    return status.ok() && absl::StrContains(node.Log("alpha"), "reattached") &&
+           absl::StrContains(node.Log("beta"), "reattached") && node.Tenant("alpha").attached() &&
+           node.Tenant("beta").attached();
+  });
+  const absl::StatusOr<GetStatusResponse> status = node.BrokerStatus();
+  ASSERT_TRUE(status.ok()) << status.status();
+  EXPECT_EQ(status->broker_generation(), 1);
+  EXPECT_EQ(status->quarantined_slabs(), 0);
+  EXPECT_EQ(Node::SumOfStates(*status), kPool);
+  EXPECT_EQ(node.SlabsThatExist(), kPool);
+
+  node.AwaitReady();
+  ExpectSameTokens(pressure_calm, AllAtOnce(node, pressure_requests));
+  ExpectSameTokens(calm, OneByOne(node, requests));
+  EXPECT_EQ(node.SlabsThatExist(), kPool);
+  EXPECT_TRUE(node.StopAll().ok());
+}
+
+// Alpha cannot answer a revoke, then the broker cannot read the answer.
+TEST(NodeTest, BrokerThatStoodStillBlamesNobodyForIt) {
+  NodeOptions options = TwoTenants();
+  options.policy = {"revoke_deadline: 3s"};
+  Node node(options);
+  node.Start();
+  const std::vector<Node::Request> requests = Pressure(16, 900);
+  const std::vector<Generation> calm = OneByOne(node, requests);
+  ASSERT_TRUE(node.Generate(Story("alpha", 0, 4)).status.ok());
+  node.Await("an idle alpha", [&] { return !node.Tenant("alpha").load().active(); });
+  ASSERT_TRUE(node.worker("alpha")->handle().Signal(SIGSTOP).ok());
+  auto pressure = std::async(std::launch::async, [&] { return AllAtOnce(node, requests); });
+  node.Await("a revoke that is not answered",
+             [&] { return node.Tenant("alpha").revokes_in_flight() > 0; });
+  ASSERT_TRUE(node.broker()->handle().Signal(SIGSTOP).ok());
+  ASSERT_TRUE(node.worker("alpha")->handle().Signal(SIGCONT).ok());
+  // Later than the deadline of the revoke.
+  node.Await("beta's notice",
+             [&] { return absl::StrContains(node.Log("beta"), "the broker is lost"); });
+  ASSERT_TRUE(node.broker()->handle().Signal(SIGCONT).ok());
+  ExpectSameTokens(calm, pressure.get());
+  node.Await("both workers' return",
+             [&] { return node.Tenant("alpha").attached() && node.Tenant("beta").attached(); });
+  EXPECT_FALSE(node.worker("alpha")->handle().Exited());
+  EXPECT_TRUE(node.Generate(Story("alpha", 0, 4)).status.ok());
+  EXPECT_EQ(Node::SumOfStates(*node.BrokerStatus()), kPool);
+  EXPECT_EQ(node.SlabsThatExist(), kPool);
+  EXPECT_TRUE(node.StopAll().ok());
+}
+
 TEST(NodeTest, TwoTenantsThatActivateAtOnceInAPoolThatFitsOneBothGetTheirTurn) {
   NodeOptions options;
   options.pool_slabs = 18;

@@ -18,6 +18,7 @@
 #include "broker/device/memory_limit.h"
 #include "broker/server/host_checks.h"
 #include "common/file.h"
+#include "common/grpc_keepalive.h"
 #include "common/grpc_time.h"
 #include "common/log.h"
 
@@ -30,6 +31,9 @@ constexpr int kMaxServerThreads = 512;
 constexpr absl::Duration kGpuMemoryPatience = absl::Seconds(10);
 constexpr absl::Duration kMetricsPeriod = absl::Seconds(1);
 constexpr absl::Duration kShutdownPatience = absl::Seconds(2);
+// How often the clock is looked at, and from what gap on the broker was not running.
+constexpr absl::Duration kBeat = absl::Milliseconds(100);
+constexpr absl::Duration kLongestGap = absl::Seconds(1);
 // Who may connect: the owner and its group; a tenant's own socket belongs to the tenant.
 constexpr mode_t kSharedSocketMode = 0660;
 constexpr mode_t kTenantSocketMode = 0600;
@@ -126,7 +130,9 @@ BrokerServer::BrokerServer(const BrokerConfig& config)
     : config_(config),
       metrics_(MetricProcess::kBroker),
       broker_metrics_(metrics_),
-      hand_overs_(Clock::Real(), kMaxOffers) {
+      clock_(Clock::Real(), kLongestGap),
+      hand_overs_(clock_, kMaxOffers),
+      beat_([this] { Beat(); }) {
   if (!config_.control_socket.empty()) {
     sockets_.push_back(
         SocketPair{config_.control_socket, config_.descriptor_socket, std::nullopt, std::nullopt});
@@ -211,7 +217,7 @@ absl::Status BrokerServer::OpenState(const PoolPlan& plan,
     options.memory_patience = kGpuMemoryPatience;
   }
   absl::StatusOr<std::unique_ptr<Broker>> broker = Broker::Create(
-      std::move(options), Broker::Parts{Clock::Real(), *journal_, *device_, *images_, hand_overs_,
+      std::move(options), Broker::Parts{clock_, *journal_, *device_, *images_, hand_overs_,
                                         broker_metrics_, std::move(fatal)});
   if (!broker.ok()) return broker.status();
   broker_ = *std::move(broker);
@@ -239,8 +245,7 @@ absl::Status BrokerServer::StartDescriptors() {
     }
     options.tenants.push_back(std::move(credentials));
   }
-  auto descriptors =
-      DescriptorServer::Start(std::move(options), Clock::Real(), hand_overs_, *broker_);
+  auto descriptors = DescriptorServer::Start(std::move(options), clock_, hand_overs_, *broker_);
   if (!descriptors.ok()) return descriptors.status();
   descriptors_ = *std::move(descriptors);
   for (const SocketPair& pair : sockets_) {
@@ -259,6 +264,7 @@ absl::Status BrokerServer::StartControl() {
   grpc::ResourceQuota quota("palimpsest-broker");
   quota.SetMaxThreads(kMaxServerThreads);
   builder.SetResourceQuota(quota);
+  PermitKeepalive(builder);
   builder.SetMaxReceiveMessageSize((1 << 20) + 64 * static_cast<int>(config_.policy.pool_slabs));
   std::vector<int> bound(sockets_.size(), 0);
   for (size_t i = 0; i < sockets_.size(); ++i) {
@@ -293,6 +299,18 @@ absl::Status BrokerServer::StartMetrics() {
   return absl::OkStatus();
 }
 
+void BrokerServer::Beat() {
+  absl::Duration stopped;
+  do {
+    (void)clock_.Now();
+    const absl::Duration before = std::exchange(stopped, clock_.stopped());
+    if (stopped > before) {
+      Log(LogLevel::kWarning, "the broker stood still; no deadline counts this time",
+          {{"seconds", stopped - before}});
+    }
+  } while (!stopping_.WaitForNotificationWithTimeout(kBeat));
+}
+
 void BrokerServer::RefreshMetrics() {
   broker_metrics_.Refresh(broker_->Status(), descriptors_->stats(), broker_->sessions());
 }
@@ -305,6 +323,7 @@ void BrokerServer::Shutdown() {
   if (stopping_.HasBeenNotified()) return;
   stopping_.Notify();
   if (refresher_.joinable()) refresher_.join();
+  if (beat_.joinable()) beat_.join();
   metrics_server_.reset();
   if (service_ != nullptr) service_->Shutdown();
   if (images_ != nullptr) images_->Stop();

@@ -27,6 +27,7 @@
 #include "broker/server/session_service.h"
 #include "common/metrics.h"
 #include "common/mutex.h"
+#include "common/running_clock.h"
 #include "grpcpp/server.h"
 
 namespace palimpsest {
@@ -88,11 +89,14 @@ class BrokerServer {
   absl::Status StartControl();
   absl::Status StartMetrics();
   void RefreshMetrics();
+  // Keeps clock_ going.
+  void Beat();
 
   const BrokerConfig config_;
   std::vector<SocketPair> sockets_;
   Metrics metrics_;
   BrokerMetrics broker_metrics_;
+  RunningClock clock_;
   HandOverTable hand_overs_;
   std::unique_ptr<Journal> journal_;
   std::unique_ptr<SlabDevice> device_;
@@ -104,6 +108,7 @@ class BrokerServer {
   std::unique_ptr<MetricsServer> metrics_server_;
   Notification stopping_;
   std::thread refresher_;
+  std::thread beat_;
 };
 
 }  // namespace palimpsest

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/grpc_keepalive.h"
 #include "common/grpc_status.h"
 
 namespace palimpsest {
@@ -117,6 +118,7 @@ absl::StatusOr<v1::Attached> BrokerConnection::Open(const HeldMemory* held) {
   grpc::ChannelArguments arguments;
   // A connection of its own, whose state is not that of an earlier broker's.
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  Keepalive(arguments);
   channel_ =
       grpc::CreateCustomChannel(options_.address, grpc::InsecureChannelCredentials(), arguments);
   stub_ = v1::Broker::NewStub(channel_);

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/grpc_keepalive.h"
 #include "common/grpc_time.h"
 #include "common/memory_file.h"
 #include "common/monotonic_time.h"
@@ -50,6 +51,7 @@ void FakeBroker::Start() {
   grpc::ServerBuilder builder;
   builder.AddListeningPort(address(), grpc::InsecureServerCredentials());
   builder.RegisterService(this);
+  PermitKeepalive(builder);
   server_ = builder.BuildAndStart();
   ASSERT_NE(server_, nullptr);
   acceptor_ = std::thread([this] { AcceptLoop(); });
