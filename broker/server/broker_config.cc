@@ -32,6 +32,14 @@ BrokerTenant ReadTenant(ConfigReader& reader, Bytes pool_bytes) {
   ConfigReader model = reader.Map("model");
   tenant.model.folder = model.String("path");
   tenant.model.max_sequence_tokens = model.Int("max_sequence_tokens", 1, 1 << 24);
+  const bool dummy =
+      model.Choice<bool>("load_format", {{"safetensors", false}, {"dummy", true}}, false);
+  if (dummy) {
+    tenant.model.dummy_seed =
+        static_cast<uint64_t>(model.Int("dummy_seed", 0, std::numeric_limits<int64_t>::max(), 0));
+  } else if (model.Has("dummy_seed")) {
+    model.Error("dummy_seed", "expected only with load_format: dummy");
+  }
   tenant.model.kv_block_tokens = reader.Int("kv_block_tokens", 1, 4096, 16);
   tenant.workspace = reader.Size("workspace", Bytes(0), pool_bytes, Bytes(0));
   tenant.priority = static_cast<int32_t>(reader.Int("priority", -1000, 1000, 0));

@@ -45,6 +45,24 @@ TEST(ReadBrokerConfig, FillsInDefaults) {
   EXPECT_EQ(config->log_level, LogLevel::kInfo);
 }
 
+TEST(ReadBrokerConfig, ReadsHowWeightsAreLoaded) {
+  const auto with = [](absl::string_view more) {
+    return absl::StrCat(kHead, "  - {name: a, uid: 1, model: {path: m, max_sequence_tokens: 5",
+                        more, "}}\n");
+  };
+  const auto seed = [&](absl::string_view more) {
+    const auto config = Read(with(more));
+    EXPECT_TRUE(config.ok()) << config.status();
+    return config->tenants[0].model.dummy_seed;
+  };
+  EXPECT_EQ(seed(""), std::nullopt);
+  EXPECT_EQ(seed(", load_format: safetensors"), std::nullopt);
+  EXPECT_EQ(seed(", load_format: dummy"), 0);
+  EXPECT_EQ(seed(", load_format: dummy, dummy_seed: 9"), 9);
+  EXPECT_THAT(Refusal(with(", load_format: gguf")), HasSubstr("load_format"));
+  EXPECT_THAT(Refusal(with(", dummy_seed: 9")), HasSubstr("only with load_format: dummy"));
+}
+
 TEST(ReadBrokerConfig, ReadsPolicy) {
   const auto config = Read(absl::StrCat(
       "policy: {revoke_deadline: 3s, hysteresis: 0.5, report_patience: 7s}\n", kHead, kTenant));

@@ -70,7 +70,8 @@ std::set<std::string> ImagesOfLiveSessions(const JournalState& state) {
 absl::StatusOr<PoolPlan> PlanPool(const BrokerConfig& config) {
   PoolPlan plan;
   std::vector<TenantDemand> demands;
-  std::map<std::string, Bytes> images;
+  // By folder and seed, which tell images apart here.
+  std::map<std::pair<std::string, std::optional<uint64_t>>, Bytes> images;
   for (const BrokerTenant& tenant : config.tenants) {
     const auto manifest = PlanImage(tenant.model, config.slab_bytes, FormatOf(config));
     if (!manifest.ok()) {
@@ -95,10 +96,10 @@ absl::StatusOr<PoolPlan> PlanPool(const BrokerConfig& config) {
     demand.image_slabs = static_cast<uint32_t>(image / config.slab_bytes);
     plan.tenants.push_back(demand.config);
     plan.image_slabs.push_back(demand.image_slabs);
-    images[tenant.model.folder] = image;
+    images[{tenant.model.folder, tenant.model.dummy_seed}] = image;
     demands.push_back(std::move(demand));
   }
-  for (const auto& [folder, bytes] : images) plan.image_bytes += bytes;
+  for (const auto& [source, bytes] : images) plan.image_bytes += bytes;
   if (absl::Status status = ValidatePool(config.policy.pool_slabs, demands); !status.ok()) {
     return status;
   }

@@ -164,7 +164,10 @@ absl::StatusOr<std::shared_ptr<const SealedImage>> ImageManager::Make(TenantId t
     if (!before.ok()) return before.status();
     const absl::Time start = MonotonicNow();
     const absl::StatusOr<std::string> fingerprint = FingerprintModel(
-        model.folder, PackingSpec{.packing_version = kPackingVersion, .format = options_.format},
+        model.folder,
+        PackingSpec{.packing_version = kPackingVersion,
+                    .format = options_.format,
+                    .dummy_seed = model.dummy_seed},
         [&job](Bytes done, Bytes total) { job.Progress("fingerprint", done, total); });
     if (!fingerprint.ok()) return fingerprint.status();
     metrics_.ImagePhase("fingerprint", MonotonicNow() - start);
@@ -210,7 +213,7 @@ absl::StatusOr<std::shared_ptr<const ImageManager::Image>> ImageManager::PackOnc
   if (!plan.ok()) return plan.status();
   const absl::Time start = MonotonicNow();
   absl::StatusOr<UniqueFd> memory = RunPacker(
-      PackerRun{options_.packer, model.folder, *plan, options_.pack_deadline},
+      PackerRun{options_.packer, model.folder, model.dummy_seed, *plan, options_.pack_deadline},
       [&job](Bytes done, Bytes total) { job.Progress("pack", done, total); },
       [this] { return stopping(); });
   if (!memory.ok()) return memory.status();

@@ -17,6 +17,7 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <thread>
@@ -42,6 +43,8 @@ struct TenantModel {
   std::string folder;
   int64_t max_sequence_tokens = 0;
   int64_t kv_block_tokens = 0;
+  // `load_format: dummy`: the seed of weights that are generated, not read.
+  std::optional<uint64_t> dummy_seed = std::nullopt;
 };
 
 // What a model needs, from its config.json alone: the manifest without fingerprint and checksums.

@@ -178,6 +178,7 @@ absl::StatusOr<UniqueFd> RunPacker(const PackerRun& run, const ImageProgressFn& 
                   "4",
                   "--progress-fd",
                   "5"};
+  if (run.dummy_seed) options.argv.push_back(absl::StrCat("--dummy-seed=", *run.dummy_seed));
   options.descriptors = {memory.get(), writers[0].get(), writers[1].get()};
   options.output = writers[2].get();
   absl::StatusOr<ChildProcess> packer = ChildProcess::Spawn(options);

@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 
 #include "absl/status/status.h"
@@ -25,6 +26,8 @@ struct PackerRun {
   // Path of the executable.
   std::string packer;
   std::string model_folder;
+  // If set, weights are generated and not read.
+  std::optional<uint64_t> dummy_seed;
   // What the manifest must say (fingerprint and checksums are empty).
   v1::ImageManifest expected;
   absl::Duration deadline = absl::Minutes(30);

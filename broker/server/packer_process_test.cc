@@ -71,6 +71,13 @@ TEST_F(RunPackerTest, TheImageIsSealedAndReadOnly) {
   EXPECT_EQ(mmap(nullptr, 4096, PROT_WRITE, MAP_SHARED, image->get(), 0), MAP_FAILED);
 }
 
+TEST_F(RunPackerTest, ASeedIsPassedOn) {
+  const std::string expects = "case \"$*\" in *--dummy-seed=*) ;; *) exit 9;; esac\n";
+  EXPECT_THAT(std::string(Run(expects + kGood).status().message()), HasSubstr("status 9"));
+  run_.dummy_seed = 0;
+  EXPECT_TRUE(Run(expects + kGood).ok());
+}
+
 TEST_F(RunPackerTest, AFailureCarriesTheLastWords) {
   const auto image = Run("echo the tensor is missing >&2\nexit 3\n");
   EXPECT_EQ(image.status().code(), absl::StatusCode::kAborted);

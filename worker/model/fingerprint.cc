@@ -80,8 +80,8 @@ absl::StatusOr<SourceFile> OpenSource(const std::string& folder, const std::stri
   return file;
 }
 
-// The files that an image depends on, in the order in which they are hashed.
-absl::StatusOr<std::vector<SourceFile>> OpenSources(const std::string& folder) {
+// Names of the folder's weights, in the order in which they are hashed.
+absl::StatusOr<std::vector<std::string>> WeightFiles(const std::string& folder) {
   std::vector<std::string> names;
   std::error_code error;
   for (std::filesystem::directory_iterator it(folder, error), end; !error && it != end;
@@ -97,8 +97,18 @@ absl::StatusOr<std::vector<SourceFile>> OpenSources(const std::string& folder) {
     return absl::NotFoundError(absl::StrCat(folder, ": expected *.safetensors files, found none"));
   }
   std::sort(names.begin(), names.end());
-  names.insert(names.begin(),
-               {"config.json", "generation_config.json", "model.safetensors.index.json"});
+  names.insert(names.begin(), "model.safetensors.index.json");
+  return names;
+}
+
+// The files that an image depends on, in the order in which they are hashed.
+absl::StatusOr<std::vector<SourceFile>> OpenSources(const std::string& folder, bool dummy) {
+  std::vector<std::string> names = {"config.json", "generation_config.json"};
+  if (!dummy) {
+    auto weights = WeightFiles(folder);
+    if (!weights.ok()) return weights.status();
+    names.insert(names.end(), weights->begin(), weights->end());
+  }
   std::vector<SourceFile> files;
   for (const std::string& name : names) {
     auto file = OpenSource(folder, name);
@@ -116,13 +126,14 @@ absl::StatusOr<std::vector<SourceFile>> OpenSources(const std::string& folder) {
 absl::StatusOr<std::string> FingerprintModel(
     const std::string& folder, const PackingSpec& spec,
     const std::function<void(Bytes done, Bytes total)>& progress) {
-  auto files = OpenSources(folder);
+  auto files = OpenSources(folder, spec.dummy_seed.has_value());
   if (!files.ok()) return files.status();
   Bytes total;
   for (const SourceFile& file : *files) total += file.size;
 
   FramedHash hash;
-  hash.String("palimpsest image");
+  hash.String(spec.dummy_seed ? "palimpsest dummy image" : "palimpsest image");
+  if (spec.dummy_seed) hash.Number(*spec.dummy_seed);
   hash.Number(spec.packing_version);
   hash.String(spec.dtype);
   hash.String(WeightFormatName(spec.format));

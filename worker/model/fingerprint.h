@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 
 #include "absl/status/statusor.h"
@@ -20,11 +21,13 @@ struct PackingSpec {
   WeightFormat format = WeightFormat::kCpuPanels;
   int32_t tensor_parallel_rank = 0;
   int32_t tensor_parallel_size = 1;
+  // If set, the weights are those of dummy_weights.h and the folder's are not read.
+  std::optional<uint64_t> dummy_seed = std::nullopt;
 };
 
 // SHA-256 (32 raw bytes) over `spec`, config.json, generation_config.json, the safetensors index
 // and every *.safetensors file in order of name, each framed by the lengths of its name and
-// content. Files that are absent count as absent, not as empty. Blocks on the disk for as long as
+// content; without weights, over `spec` and the two configs. Files that are absent count as absent, not as empty. Blocks on the disk for as long as
 // it takes to read the weights; `progress` is called after each few MiB.
 absl::StatusOr<std::string> FingerprintModel(
     const std::string& folder, const PackingSpec& spec,

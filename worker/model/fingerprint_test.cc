@@ -76,6 +76,18 @@ TEST_F(FingerprintTest, TellsEveryInputApart) {
   expect_new();
 }
 
+TEST_F(FingerprintTest, WithoutWeightsDependsOnSeedAndConfigOnly) {
+  std::set<std::string> seen = {Fingerprint(), Fingerprint({.dummy_seed = 0}),
+                                Fingerprint({.dummy_seed = 1})};
+  EXPECT_EQ(seen.size(), 3);
+  Write("model.safetensors", "other weights");
+  EXPECT_TRUE(seen.contains(Fingerprint({.dummy_seed = 1})));
+  Remove("model.safetensors");
+  EXPECT_TRUE(seen.contains(Fingerprint({.dummy_seed = 1})));
+  Write("config.json", "{ }");
+  EXPECT_FALSE(seen.contains(Fingerprint({.dummy_seed = 1})));
+}
+
 TEST_F(FingerprintTest, ReportsProgressUpToTheEnd) {
   Write("model.safetensors", std::string(10 << 20, 'x'));
   Bytes last;

@@ -79,6 +79,27 @@ ByteProgress LinesTo(int fd) {
   };
 }
 
+absl::Status FillFromCheckpoint(const PackRequest& request, const ModelConfig& config,
+                                const ImageLayout& layout, const ByteProgress& progress) {
+  auto checkpoint = Checkpoint::Open(request.model_folder);
+  if (!checkpoint.ok()) return checkpoint.status();
+  // Before memory is taken.
+  if (absl::Status status = CheckTensors(*checkpoint, config, layout); !status.ok()) return status;
+  auto mapping = SharedMapping::Create(request.output_fd, layout.total);
+  if (!mapping.ok()) return mapping.status();
+  return BuildImage(*checkpoint, config, layout, mapping->span(), progress);
+}
+
+absl::Status Fill(const PackRequest& request, const ModelConfig& config, const ImageLayout& layout,
+                  const ByteProgress& progress) {
+  if (!request.dummy_seed.has_value()) {
+    return FillFromCheckpoint(request, config, layout, progress);
+  }
+  auto mapping = SharedMapping::Create(request.output_fd, layout.total);
+  if (!mapping.ok()) return mapping.status();
+  return BuildDummyImage(*request.dummy_seed, config, layout, mapping->span(), progress);
+}
+
 }  // namespace
 
 absl::Status Pack(const PackRequest& request) {
@@ -89,15 +110,7 @@ absl::Status Pack(const PackRequest& request) {
   auto manifest =
       MakeManifest(*config, *layout, request.kv_block_tokens, request.max_sequence_tokens);
   if (!manifest.ok()) return manifest.status();
-  auto checkpoint = Checkpoint::Open(request.model_folder);
-  if (!checkpoint.ok()) return checkpoint.status();
-  absl::Status status = CheckTensors(*checkpoint, *config, *layout);
-  if (status.ok()) {
-    auto mapping = SharedMapping::Create(request.output_fd, layout->total);
-    if (!mapping.ok()) return mapping.status();
-    status =
-        BuildImage(*checkpoint, *config, *layout, mapping->span(), LinesTo(request.progress_fd));
-  }
+  const absl::Status status = Fill(request, *config, *layout, LinesTo(request.progress_fd));
   if (!status.ok()) {
     return absl::Status(status.code(), absl::StrCat(request.model_folder, ": ", status.message()));
   }

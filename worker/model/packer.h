@@ -5,6 +5,7 @@
 #define PALIMPSEST_WORKER_MODEL_PACKER_H_
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "absl/status/status.h"
@@ -19,6 +20,8 @@ struct PackRequest {
   int64_t kv_block_tokens = 0;
   int64_t max_sequence_tokens = 0;
   WeightFormat format = WeightFormat::kCpuPanels;
+  // If set, the weights are generated (dummy_weights.h); the folder needs none.
+  std::optional<uint64_t> dummy_seed;
   // Borrowed descriptors of the caller.
   int output_fd = -1;    // memfd; its content is replaced
   int manifest_fd = -1;  // gets one serialized v1::ImageManifest (see MakeManifest)

@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <sstream>
 #include <string>
 #include <thread>
@@ -109,10 +110,11 @@ class PackerTest : public ::testing::Test {
             .errors = errors.Text()};
   }
 
-  Outcome Pack() {
-    return Run({absl::StrCat("--slab-bytes=", kSlab.count()), "--kv-block-tokens=16",
-                "--max-sequence-tokens=256"},
-               memfd_.get());
+  Outcome Pack(const std::vector<std::string>& extra = {}) {
+    std::vector<std::string> args = {absl::StrCat("--slab-bytes=", kSlab.count()),
+                                     "--kv-block-tokens=16", "--max-sequence-tokens=256"};
+    args.insert(args.end(), extra.begin(), extra.end());
+    return Run(args, memfd_.get());
   }
 
   void ExpectFailure(const Outcome& outcome, const std::string& message) {
@@ -125,6 +127,23 @@ class PackerTest : public ::testing::Test {
   std::string format_ = "cpu-panels";
   UniqueFd memfd_;
 };
+
+TEST_F(PackerTest, GeneratesWeightsThatTheFolderLacks) {
+  const ModelConfig config = TinyModelConfig();
+  std::ofstream(folder_ + "/config.json") << ModelConfigJson(config);
+  ExpectFailure(Pack(), "safetensors");
+  const Outcome outcome = Pack({"--dummy-seed=7"});
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.errors;
+  const ImageLayout layout = *LayOutImage(config, kSlab);
+  std::vector<std::byte> expected(static_cast<size_t>(layout.total.count()) + 64);
+  const size_t shift = 64 - reinterpret_cast<uintptr_t>(expected.data()) % 64;
+  const auto image = absl::MakeSpan(expected).subspan(shift, expected.size() - 64);
+  ASSERT_TRUE(BuildDummyImage(7, config, layout, image).ok());
+  std::vector<std::byte> got(image.size());
+  ASSERT_EQ(pread(memfd_.get(), got.data(), got.size(), 0), std::ssize(got));
+  EXPECT_TRUE(std::equal(got.begin(), got.end(), image.begin()));
+  EXPECT_GT(Pack({"--dummy-seed=seven"}).exit_code, 0);
+}
 
 TEST_F(PackerTest, FillsAnImageThatCanBeSealed) {
   ModelConfig config = TinyModelConfig();
