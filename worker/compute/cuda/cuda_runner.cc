@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "common/cuda/status.h"
 #include "worker/compute/cuda/attention.h"
 #include "worker/compute/cuda/decode_plan.h"
@@ -35,6 +36,11 @@ absl::Status CheckMultiple(const char* what, int64_t value, int64_t factor) {
 }
 
 absl::Status CheckShape(const ModelConfig& config, const ImageLayout& layout) {
+  if (const auto special = config.SpecialFeatures(); !special.empty()) {
+    return absl::InvalidArgumentError(absl::StrCat("the GPU runner does not support ",
+                                                   absl::StrJoin(special, ", "),
+                                                   "; the model is a ", config.architecture));
+  }
   absl::Status status = CheckMultiple("hidden_size", config.hidden_size, 8);
   status.Update(CheckMultiple("intermediate_size", config.intermediate_size, 8));
   status.Update(CheckMultiple("num_attention_heads", config.num_heads, config.num_kv_heads));
