@@ -27,8 +27,9 @@ struct PackingSpec {
 
 // SHA-256 (32 raw bytes) over `spec`, config.json, generation_config.json, the safetensors index
 // and every *.safetensors file in order of name, each framed by the lengths of its name and
-// content; without weights, over `spec` and the two configs. Files that are absent count as absent, not as empty. Blocks on the disk for as long as
-// it takes to read the weights; `progress` is called after each few MiB.
+// content; without weights, over `spec` and the two configs. Files that are absent count as absent,
+// not as empty. Blocks on the disk for as long as it takes to read the weights; `progress` is
+// called after each few MiB.
 absl::StatusOr<std::string> FingerprintModel(
     const std::string& folder, const PackingSpec& spec,
     const std::function<void(Bytes done, Bytes total)>& progress = nullptr);
