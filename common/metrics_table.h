@@ -1,5 +1,5 @@
 // Every metric of every process, in one table: what the processes register, and what the
-// documentation, the dashboards and the alert rules are generated from. Naming follows
+// documentation and the dashboard are generated from. Naming follows
 // https://prometheus.io/docs/practices/naming: palimpsest_PROCESS_WHAT_UNIT, base units, counters
 // end in _total.
 //

@@ -167,10 +167,10 @@ class Arbiter {
 
   // Slabs of the sessions become kLost; everything else is free at once, in fresh memory. Leave out
   // sessions whose process is known to be gone (a tenant may have had one before its last). Those
-  // that neither
-  // return (OnReattach) nor go (OnProcessGone) within reattach_grace are killed. InvalidArgument,
-  // with nothing changed, if the journal contradicts itself (a slab outside the pool or held twice,
-  // two sessions of one tenant, an id or epoch that is not of an earlier generation).
+  // that neither return (OnReattach) nor go (OnProcessGone) within reattach_grace are killed.
+  // InvalidArgument, with nothing changed, if the journal contradicts itself (a slab outside the
+  // pool or held twice, two sessions of one tenant, an id or epoch that is not of an earlier
+  // generation).
   absl::Status AdoptFromJournal(absl::Span<const JournalSession> sessions, absl::Time now);
 
   // A worker of the tenant opens a session; it holds nothing yet. `stages` cover the image in

@@ -23,8 +23,8 @@ namespace palimpsest::palctl {
 //   broker: broker.sock             # the broker's control socket
 //   router: 127.0.0.1:9100
 //   tokens: {alpha: secrets/alpha.token}
-//   tls_ca: ca.pem                  # the router listens with TLS, its certificate is signed by
-//   this server_name: router.example     # the name in that certificate, if the address has another
+//   tls_ca: ca.pem                  # the router listens with TLS, and this signed its certificate
+//   server_name: router.example     # the name in that certificate, if the address has another
 //
 // Paths are relative to the file's folder. Every key may be missing.
 struct NodeAddresses {

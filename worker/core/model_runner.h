@@ -1,4 +1,4 @@
-// Executes step plans. One implementation per compute back-end (worker/compute/cpu, later cuda).
+// Executes step plans. One implementation per compute back-end (worker/compute).
 //
 // Pipeline: Submit starts a step behind those in flight, Wait ends the oldest one. At most
 // pipeline_depth() steps are in flight. Steps take effect in the order of their submission: a step
