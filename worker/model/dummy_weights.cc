@@ -1,5 +1,6 @@
 #include "worker/model/dummy_weights.h"
 
+#include <bit>
 #include <cmath>
 
 #include "absl/strings/match.h"
@@ -20,19 +21,29 @@ uint64_t Fnv1a(absl::string_view text) {
   return hash;
 }
 
-// Calls sink(i, number rounded to bf16) for the elements first .. first + count - 1.
-template <typename Sink>
-void Generate(uint64_t key, float center, float spread, int64_t first, int64_t count, Sink sink) {
+// Rounded to nearest even; never a NaN here.
+uint16_t Round(float value) {
+  const auto bits = std::bit_cast<uint32_t>(value);
+  return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+// Writes the elements first .. first + count - 1 as Store makes them of bf16 numbers.
+template <auto Store, typename T>
+void Generate(uint64_t key, float center, float spread, int64_t first, T* out, int64_t count) {
   const float step = spread / 32768.0f;
-  int64_t i = first;
-  while (i < first + count) {
-    const int64_t group = i / 4;
-    const uint64_t word = Mix(key + static_cast<uint64_t>(group) * 0x9e3779b97f4a7c15);
-    for (; i < first + count && i / 4 == group; ++i) {
-      const auto lane = static_cast<int16_t>(word >> (16 * (i % 4)));
-      sink(i - first, Bf16FromFloat(center + step * static_cast<float>(lane)));
-    }
+  const auto number = [&](uint64_t word, uint64_t lane) {
+    const auto value = static_cast<int16_t>(word >> (16 * lane));
+    return Store(Round(center + step * static_cast<float>(value)));
+  };
+  auto i = static_cast<uint64_t>(first);
+  const uint64_t end = i + static_cast<uint64_t>(count);
+  const auto word = [key](uint64_t group) { return Mix(key + group * 0x9e3779b97f4a7c15); };
+  for (; i < end && i % 4 != 0; ++i) *out++ = number(word(i / 4), i % 4);
+  for (; i + 4 <= end; i += 4, out += 4) {
+    const uint64_t bits = word(i / 4);
+    for (uint64_t lane = 0; lane < 4; ++lane) out[lane] = number(bits, lane);
   }
+  for (; i < end; ++i) *out++ = number(word(i / 4), i % 4);
 }
 
 }  // namespace
@@ -48,14 +59,13 @@ DummyTensor::DummyTensor(uint64_t seed, absl::string_view name, int64_t cols,
 }
 
 void DummyTensor::ReadBf16(int64_t first, absl::Span<uint16_t> out) const {
-  Generate(key_, center_, spread_, first, static_cast<int64_t>(out.size()),
-           [out](int64_t i, uint16_t number) { out[static_cast<size_t>(i)] = number; });
+  constexpr auto kAsIs = [](uint16_t number) { return number; };
+  Generate<kAsIs>(key_, center_, spread_, first, out.data(), static_cast<int64_t>(out.size()));
 }
 
 void DummyTensor::ReadFloats(int64_t first, absl::Span<float> out) const {
-  Generate(
-      key_, center_, spread_, first, static_cast<int64_t>(out.size()),
-      [out](int64_t i, uint16_t number) { out[static_cast<size_t>(i)] = FloatFromBf16(number); });
+  constexpr auto kWiden = [](uint16_t number) { return FloatFromBf16(number); };
+  Generate<kWiden>(key_, center_, spread_, first, out.data(), static_cast<int64_t>(out.size()));
 }
 
 }  // namespace palimpsest

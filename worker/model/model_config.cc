@@ -24,6 +24,8 @@ constexpr int64_t kMaxHidden = 1 << 17;
 constexpr int64_t kMaxHeads = 4096;
 constexpr int64_t kMaxHeadDim = 1024;
 constexpr int64_t kMaxLatent = 1 << 14;
+// Latent attention's tensors are placed head by head (tensor_plan.h).
+constexpr int32_t kMaxLatentHeads = 512;
 constexpr int64_t kMaxIntermediate = 1 << 20;
 constexpr int64_t kMaxVocab = 1 << 22;
 constexpr int64_t kMaxPosition = 1 << 24;
@@ -212,6 +214,9 @@ void RequireDenseLayers(JsonFields& fields, const ModelConfig& config) {
 void ReadDeepSeek(JsonFields& fields, ModelConfig& config) {
   RequireDenseLayers(fields, config);
   RequireActivation(fields, "hidden_act", "silu");
+  if (config.num_heads > kMaxLatentHeads) {
+    fields.Fail("num_attention_heads", absl::StrCat("at most ", kMaxLatentHeads));
+  }
   for (const char* key : {"attention_bias", "mlp_bias"}) {
     if (fields.BoolOr(key, false)) fields.Fail(key, "false (latent attention has no biases here)");
   }

@@ -289,6 +289,22 @@ TEST(ParseModelConfig, ReadsDenseDeepSeek) {
   EXPECT_FLOAT_EQ(Parsed(document).AttentionScale(), 0.072168783f);
 }
 
+TEST(ParseModelConfig, KvSizesAreThePublishedOnes) {
+  json llama_70b = Llama3();
+  llama_70b["num_hidden_layers"] = 80;
+  llama_70b["hidden_size"] = 8192;
+  llama_70b["num_attention_heads"] = 64;
+  EXPECT_EQ(Parsed(llama_70b).KvBytes(131072), GiB(40));
+  llama_70b["num_key_value_heads"] = 64;
+  EXPECT_EQ(Parsed(llama_70b).KvBytes(131072), GiB(320)) << "without groups";
+  for (const json& document : {Llama3(), Mistral(), Gemma2(), Opt(), DeepSeekV3()}) {
+    const ModelConfig config = Parsed(document);
+    for (const int64_t tokens : {0, 1, 16, 4095}) {
+      EXPECT_EQ(config.KvBytes(tokens), config.KvTokenBytes() * config.num_layers * tokens);
+    }
+  }
+}
+
 TEST(ParseModelConfig, RefusesExpertsOfDeepSeek) {
   json document = DeepSeekV3();
   document["first_k_dense_replace"] = 3;
@@ -304,6 +320,9 @@ TEST(ParseModelConfig, RefusesExpertsOfDeepSeek) {
     lacking.erase(key);
     EXPECT_THAT(Refusal(lacking), HasSubstr(key));
   }
+  document = DeepSeekV3();
+  document["num_attention_heads"] = 1024;
+  EXPECT_THAT(Refusal(document), HasSubstr("num_attention_heads"));
   document = DeepSeekV3();
   document["qk_rope_head_dim"] = 63;
   EXPECT_THAT(Refusal(document), HasSubstr("qk_rope_head_dim: expected an even size"));
