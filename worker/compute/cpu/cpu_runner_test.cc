@@ -145,7 +145,11 @@ void RunInRandomSteps(Bench& bench, std::vector<Sequence>& sequences, std::mt199
   }
 }
 
-class CpuRunnerOf : public ::testing::TestWithParam<TestFamily> {};
+class CpuRunnerOf : public ::testing::TestWithParam<TestFamily> {
+ protected:
+  // The other families share most of their paths with Llama.
+  static int Trials(int llama) { return GetParam() == TestFamily::kLlama ? llama : llama / 2; }
+};
 
 std::string FamilyName(const ::testing::TestParamInfo<TestFamily>& info) {
   constexpr const char* kNames[] = {"Llama", "Qwen3", "Gemma2", "Opt", "Latent"};
@@ -156,7 +160,7 @@ INSTANTIATE_TEST_SUITE_P(Families, CpuRunnerOf, ::testing::ValuesIn(kTestFamilie
 
 TEST_P(CpuRunnerOf, LogitsMatchFloat64Reference) {
   std::mt19937 random(1);
-  for (int trial = 0; trial < 4; ++trial) {
+  for (int trial = 0; trial < Trials(4); ++trial) {
     const ModelConfig config = RandomConfig(GetParam(), random);
     const TestModel model(config, random());
     const std::vector<TokenId> tokens = RandomTokens(config, 1 + random() % 110, random);
@@ -185,7 +189,7 @@ TEST_P(CpuRunnerOf, LogitsMatchFloat64Reference) {
 
 TEST_P(CpuRunnerOf, BitsDoNotDependOnChunkingBatchThreadsOrInstructionSet) {
   std::mt19937 random(2);
-  for (int trial = 0; trial < (GetParam() == TestFamily::kLlama ? 8 : 4); ++trial) {
+  for (int trial = 0; trial < Trials(8); ++trial) {
     const ModelConfig config = RandomConfig(GetParam(), random);
     const TestModel model(config, random());
     const int32_t block_tokens = 1 << random() % 6;

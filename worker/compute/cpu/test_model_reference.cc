@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <map>
 #include <numbers>
 #include <utility>
 #include <vector>
@@ -71,10 +72,21 @@ class Float64Model {
     std::vector<Vector> values;
   };
 
-  Vector Row(const MatrixPlacement& at, int64_t row) const {
-    std::vector<float> values(at.cols);
-    UnpackRow(image_ + at.offset.count(), row, at.cols, values.data());
-    return Vector(values.begin(), values.end());
+  // A matrix as floats, row by row; unpacked when it is first needed.
+  const float* Matrix(const MatrixPlacement& at) {
+    std::vector<float>& values = matrices_[at.offset.count()];
+    if (values.empty()) {
+      values.resize(static_cast<size_t>(int64_t{at.rows} * at.cols));
+      for (int64_t r = 0; r < at.rows; ++r) {
+        UnpackRow(image_ + at.offset.count(), r, at.cols, values.data() + r * at.cols);
+      }
+    }
+    return values.data();
+  }
+
+  Vector Row(const MatrixPlacement& at, int64_t row) {
+    const float* values = Matrix(at) + row * at.cols;
+    return Vector(values, values + at.cols);
   }
 
   double Number(const VectorPlacement& at, int64_t i) const {
@@ -82,17 +94,18 @@ class Float64Model {
   }
 
   // Rows first .. first + count - 1 of a matrix times x.
-  Vector MultiplyRows(const MatrixPlacement& at, int64_t first, int64_t count,
-                      const Vector& x) const {
+  Vector MultiplyRows(const MatrixPlacement& at, int64_t first, int64_t count, const Vector& x) {
     Vector out(count);
-    for (int64_t r = 0; r < count; ++r) {
-      const Vector row = Row(at, first + r);
-      for (int64_t k = 0; k < at.cols; ++k) out[r] += row[k] * x[k];
+    const float* row = Matrix(at) + first * at.cols;
+    for (int64_t r = 0; r < count; ++r, row += at.cols) {
+      double sum = 0;
+      for (int64_t k = 0; k < at.cols; ++k) sum += double{row[k]} * x[k];
+      out[r] = sum;
     }
     return out;
   }
 
-  Vector Multiply(const MatrixPlacement& at, const VectorPlacement& bias, const Vector& x) const {
+  Vector Multiply(const MatrixPlacement& at, const VectorPlacement& bias, const Vector& x) {
     Vector out = MultiplyRows(at, 0, at.rows, x);
     for (int32_t i = 0; i < bias.size; ++i) out[i] += Number(bias, i);
     return out;
@@ -128,7 +141,7 @@ class Float64Model {
     AddTo(x, post_norm.size > 0 ? RmsNorm(post_norm, branch) : branch);
   }
 
-  Vector Mlp(const LayerPlacement& at, const Vector& x) const {
+  Vector Mlp(const LayerPlacement& at, const Vector& x) {
     const Vector up = Multiply(at.gate_up, at.gate_up_bias, x);
     Vector active(config_.intermediate_size);
     for (size_t i = 0; i < active.size(); ++i) {
@@ -235,7 +248,7 @@ class Float64Model {
     for (int64_t h = 0; h < config_.num_heads; ++h) {
       Vector key(latent.qk_nope_head_dim);
       for (int64_t l = 0; l < latent.kv_lora_rank; ++l) {
-        const Vector row = Row(at.k_up, h * latent.kv_lora_rank + l);
+        const float* row = Matrix(at.k_up) + (h * latent.kv_lora_rank + l) * at.k_up.cols;
         for (size_t n = 0; n < key.size(); ++n) key[n] += row[n] * cached[l];
       }
       keys.insert(keys.end(), key.begin(), key.end());
@@ -260,6 +273,7 @@ class Float64Model {
   const ImageLayout& layout_;
   const std::byte* const image_;
   const std::vector<float> frequencies_;
+  std::map<int64_t, std::vector<float>> matrices_;  // by offset
   std::vector<Cache> cache_;
   int32_t position_ = 0;
 };
