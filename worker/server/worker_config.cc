@@ -14,12 +14,14 @@ void ReadEngine(ConfigReader engine, WorkerConfig& config) {
   using Device = WorkerConfig::Device;
   config.device = engine.Choice<Device>("device", {{"cpu", Device::kCpu}, {"cuda", Device::kCuda}},
                                         Device::kCpu);
+  const bool cuda = config.device == Device::kCuda;
   config.gpu = integer("gpu", 0, 63, 0);
+  config.gemm_cache_file = engine.String("gemm_cache_file", "gemm-algorithms");
   config.threads = integer("threads", 0, 1024, 0);
   config.restore_threads = integer("restore_threads", 1, 256, 2);
   config.verify_parameters = engine.Bool("verify_parameters", true);
-  config.max_batch_sequences = integer("max_batch_sequences", 1, 4096, 32);
-  config.max_step_tokens = integer("max_step_tokens", 1, 1 << 20, 256);
+  config.max_batch_sequences = integer("max_batch_sequences", 1, 4096, cuda ? 256 : 32);
+  config.max_step_tokens = integer("max_step_tokens", 1, 1 << 20, cuda ? 8192 : 256);
   config.queue_capacity = integer("queue_capacity", 1, 1 << 16, 256);
   config.kv_low_water_slabs = integer("kv_low_water_slabs", 0, 1 << 20, 4);
   config.kv_high_water_slabs = integer("kv_high_water_slabs", 0, 1 << 20, 16);

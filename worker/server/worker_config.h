@@ -41,11 +41,14 @@ struct WorkerConfig {
   enum class Device { kCpu, kCuda };
   Device device = Device::kCpu;
   int32_t gpu = 0;
+  // GPU only: file in which the chosen algorithms of matrix products are kept.
+  std::string gemm_cache_file;
   // Compute threads; 0: one per CPU.
   int32_t threads = 0;
   // Threads that copy parameters back, and whether the copies are compared with the checksums.
   int32_t restore_threads = 2;
   bool verify_parameters = true;
+  // A GPU takes larger steps by default.
   int32_t max_batch_sequences = 0;
   int32_t max_step_tokens = 0;
   int32_t queue_capacity = 0;

@@ -45,6 +45,19 @@ TEST(WorkerConfig, PrintedConfigurationReadsBack) {
   EXPECT_EQ(again->stall_timeout, absl::Seconds(60));
 }
 
+TEST(WorkerConfig, StepsOnAGpuAreLargerUnlessSaid) {
+  const auto cuda = Read(std::string(kMinimal) + "engine: {device: cuda, gpu: 1}");
+  ASSERT_TRUE(cuda.ok()) << cuda.status();
+  EXPECT_EQ(cuda->gpu, 1);
+  EXPECT_EQ(cuda->max_batch_sequences, 256);
+  EXPECT_EQ(cuda->max_step_tokens, 8192);
+  EXPECT_FALSE(cuda->gemm_cache_file.empty());
+  const auto small = Read(std::string(kMinimal) +
+                          "engine: {device: cuda, max_step_tokens: 64, max_batch_sequences: 8}");
+  ASSERT_TRUE(small.ok()) << small.status();
+  EXPECT_EQ(small->max_step_tokens, 64);
+}
+
 TEST(WorkerConfig, LocalDeploymentIsValid) {
   for (const char* file : {"deploy/local/alpha.yaml", "deploy/local/beta.yaml"}) {
     auto yaml = YamlConfig::ReadFile(file);

@@ -9,6 +9,7 @@
 #include "common/log.h"
 #include "worker/compute/cpu/cpu_runner.h"
 #include "worker/compute/cpu/host_block_copier.h"
+#include "worker/compute/cuda/cuda_compute.h"
 #include "worker/memory/cuda_backend.h"
 #include "worker/model/image_layout.h"
 #include "worker/model/manifest.h"
@@ -124,14 +125,16 @@ absl::StatusOr<EngineOptions> WorkerProcess::MakeEngineOptions() const {
                      ", but the broker serves at most ", packed_tokens,
                      "; lower it, or raise the tenant's model.max_sequence_tokens at the broker"));
   }
-  const auto image_slabs =
-      static_cast<int32_t>(manifest.image_bytes() / static_cast<uint64_t>(manifest.slab_bytes()));
-  const int32_t kv_slabs = std::min(memory_->quota_slabs(), memory_->pool_slabs()) - image_slabs;
+  // Parameters and workspace.
+  const auto fixed_slabs = static_cast<int32_t>(
+      manifest.image_bytes() / manifest.slab_bytes() +
+      static_cast<uint64_t>(memory_->workspace_bytes() / memory_->slab_bytes()));
+  const int32_t kv_slabs = std::min(memory_->quota_slabs(), memory_->pool_slabs()) - fixed_slabs;
   if (kv_slabs < 1) {
     return absl::FailedPreconditionError(
         absl::StrCat("the tenant's quota of ", memory_->quota_slabs(),
-                     " slabs leaves no room for KV cache beside ", image_slabs,
-                     " slabs of parameters; raise its quota at the broker"));
+                     " slabs leaves no room for KV cache beside ", fixed_slabs,
+                     " slabs of parameters and workspace; raise its quota at the broker"));
   }
   EngineOptions options;
   SchedulerConfig& scheduler = options.scheduler;
@@ -158,26 +161,41 @@ absl::StatusOr<EngineOptions> WorkerProcess::MakeEngineOptions() const {
   return options;
 }
 
-absl::Status WorkerProcess::StartEngine() {
-  auto options = MakeEngineOptions();
-  if (!options.ok()) return options.status();
-  if (config_.device == WorkerConfig::Device::kCuda) {
-    return absl::FailedPreconditionError(
-        "engine.device is cuda, but this program computes on the CPU alone: set it to cpu, and "
-        "pool.backend of the broker to host");
-  }
+absl::Status WorkerProcess::MakeCompute(int32_t block_tokens) {
   const auto layout = LayOutImage(model_, memory_->slab_bytes(), FormatOf(config_));
   if (!layout.ok()) return layout.status();
   const ModelMemory memory{memory_->parameters(), memory_->kv(),
-                           options->scheduler.geometry.block_bytes};
-  CpuRunnerOptions runner_options;
-  runner_options.threads = config_.threads;
-  runner_options.block_tokens = options->scheduler.geometry.block_tokens;
-  auto runner = CpuRunner::Create(model_, *layout, memory, &memory_->gate(), runner_options);
+                           Bytes(static_cast<int64_t>(memory_->manifest().kv_block_bytes())),
+                           memory_->workspace(), memory_->workspace_bytes()};
+  if (config_.device == WorkerConfig::Device::kCuda) {
+    CudaComputeOptions options;
+    options.gpu = config_.gpu;
+    options.block_tokens = block_tokens;
+    options.max_step_tokens = config_.max_step_tokens;
+    options.max_sequences = config_.max_batch_sequences;
+    options.gemm_cache_file = config_.gemm_cache_file;
+    auto compute = MakeCudaCompute(model_, *layout, memory, &memory_->gate(), options);
+    if (!compute.ok()) return compute.status();
+    runner_ = std::move(compute->runner);
+    copier_ = std::move(compute->copier);
+    return absl::OkStatus();
+  }
+  CpuRunnerOptions options;
+  options.threads = config_.threads;
+  options.block_tokens = block_tokens;
+  auto runner = CpuRunner::Create(model_, *layout, memory, &memory_->gate(), options);
   if (!runner.ok()) return runner.status();
   runner_ = *std::move(runner);
-  options->scheduler.pipeline_depth = runner_->pipeline_depth();
   copier_ = std::make_unique<HostBlockCopier>(memory);
+  return absl::OkStatus();
+}
+
+absl::Status WorkerProcess::StartEngine() {
+  auto options = MakeEngineOptions();
+  if (!options.ok()) return options.status();
+  absl::Status made = MakeCompute(options->scheduler.geometry.block_tokens);
+  if (!made.ok()) return made;
+  options->scheduler.pipeline_depth = runner_->pipeline_depth();
   EngineParts parts;
   parts.memory = memory_.get();
   parts.runner = runner_.get();

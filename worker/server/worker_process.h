@@ -49,6 +49,7 @@ class WorkerProcess {
 
   absl::Status LoadModel();
   absl::Status Attach(std::function<void(const absl::Status&)> on_fatal);
+  absl::Status MakeCompute(int32_t block_tokens);
   absl::Status StartEngine();
   absl::StatusOr<EngineOptions> MakeEngineOptions() const;
   absl::Status Serve();

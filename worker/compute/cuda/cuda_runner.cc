@@ -286,6 +286,9 @@ absl::Status CudaRunner::Submit(const StepPlan& plan) {
   absl::Span<const int32_t> previous;
   if (submitted_ > finished_) previous = flights_[(submitted_ - 1) % flights_.size()].step.slots;
   if (absl::Status status = packer_->Validate(plan, previous); !status.ok()) return status;
+  // The engine's thread need not be the one that made the runner.
+  absl::Status chosen = CudaStatus(cudaSetDevice(options_.device), "choose the GPU");
+  if (!chosen.ok()) return chosen;
   Flight& flight = flights_[submitted_ % flights_.size()];
   const Graphs* graphs = GraphFor(plan);
   packer_->Pack(plan, previous, graphs != nullptr ? graphs->rows : 0, flight.staging, flight.step);

@@ -1,0 +1,79 @@
+#include "worker/compute/cuda/cuda_compute.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+
+#include <cerrno>
+#include <filesystem>
+#include <system_error>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/cuda/context.h"
+#include "common/cuda/driver.h"
+#include "common/fd.h"
+#include "worker/compute/cuda/cuda_block_copier.h"
+#include "worker/compute/cuda/cuda_runner.h"
+
+namespace palimpsest {
+namespace {
+
+absl::Status CheckWorkspace(const ModelConfig& model, const ModelMemory& memory,
+                            const cuda::CudaRunnerOptions& options) {
+  const Bytes needed = cuda::CudaRunner::WorkspaceBytes(model, memory.kv_block_bytes, options);
+  if (memory.workspace_bytes >= needed) return absl::OkStatus();
+  const int64_t mebibytes = CeilDiv(needed, MiB(1));
+  return absl::FailedPreconditionError(absl::StrCat(
+      "the tenant's workspace is ", memory.workspace_bytes.ToString(), ", but steps of ",
+      options.max_step_tokens, " tokens and ", options.max_sequences, " sequences need ", mebibytes,
+      " MiB: set `workspace: ", mebibytes,
+      " MiB` or more for the tenant at the broker, or lower engine.max_step_tokens or "
+      "engine.max_batch_sequences"));
+}
+
+// Held while a process reads, extends and replaces the file, so that no choice is lost.
+absl::StatusOr<UniqueFd> LockCache(const std::string& file) {
+  const std::filesystem::path folder = std::filesystem::path(file).parent_path();
+  std::error_code error;
+  if (!folder.empty()) std::filesystem::create_directories(folder, error);
+  const std::string lock = file + ".lock";
+  UniqueFd fd(open(lock.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644));
+  int result = -1;
+  while (fd.valid() && (result = flock(fd.get(), LOCK_EX)) != 0 && errno == EINTR) {
+  }
+  if (result == 0) return fd;
+  return ErrnoStatus(absl::StrCat("cannot lock ", lock, " (engine.gemm_cache_file)"));
+}
+
+}  // namespace
+
+absl::StatusOr<CudaCompute> MakeCudaCompute(const ModelConfig& model, const ImageLayout& layout,
+                                            const ModelMemory& memory, ParameterGate* gate,
+                                            const CudaComputeOptions& options) {
+  cuda::CudaRunnerOptions runner_options;
+  runner_options.device = options.gpu;
+  runner_options.block_tokens = options.block_tokens;
+  runner_options.max_step_tokens = options.max_step_tokens;
+  runner_options.max_sequences = options.max_sequences;
+  runner_options.gemm_cache_file = options.gemm_cache_file;
+  if (absl::Status status = CheckWorkspace(model, memory, runner_options); !status.ok()) {
+    return status;
+  }
+  const absl::StatusOr<const CudaDriver*> driver = CudaDriver::Load();
+  if (!driver.ok()) return driver.status();
+  absl::StatusOr<CudaContextPtr> context = CudaContext::Open(**driver, options.gpu);
+  if (!context.ok()) return context.status();
+  auto copier = CudaBlockCopier::Create(*std::move(context), memory);
+  if (!copier.ok()) return copier.status();
+  UniqueFd lock;
+  if (!options.gemm_cache_file.empty()) {
+    absl::StatusOr<UniqueFd> locked = LockCache(options.gemm_cache_file);
+    if (!locked.ok()) return locked.status();
+    lock = *std::move(locked);
+  }
+  auto runner = cuda::CudaRunner::Create(model, layout, memory, gate, runner_options);
+  if (!runner.ok()) return runner.status();
+  return CudaCompute{*std::move(runner), *std::move(copier)};
+}
+
+}  // namespace palimpsest

@@ -1,0 +1,44 @@
+// What computes on a GPU as a worker's process sees it: without a header of CUDA, and there in
+// every build. A build without a CUDA toolkit refuses it.
+#ifndef PALIMPSEST_WORKER_COMPUTE_CUDA_CUDA_COMPUTE_H_
+#define PALIMPSEST_WORKER_COMPUTE_CUDA_CUDA_COMPUTE_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "worker/core/block_copier.h"
+#include "worker/core/model_runner.h"
+#include "worker/model/image_layout.h"
+#include "worker/model/model_config.h"
+
+namespace palimpsest {
+
+struct CudaComputeOptions {
+  int gpu = 0;
+  int32_t block_tokens = 16;
+  // The largest step, as the scheduler makes them.
+  int32_t max_step_tokens = 0;
+  int32_t max_sequences = 0;
+  // Matrix products' algorithms, measured once for all processes that name the same file; one
+  // process measures at a time. Made if it is missing, its folder too.
+  std::string gemm_cache_file;
+};
+
+struct CudaCompute {
+  std::unique_ptr<ModelRunner> runner;
+  std::unique_ptr<BlockCopier> copier;
+};
+
+// Blocks for seconds while algorithms are measured and graphs captured. `gate` must outlive the
+// runner, and the memory both. FailedPrecondition names what is missing (the toolkit when this
+// program was built, the driver, the GPU) or, for a workspace that is too small, the settings that
+// would repair it; InvalidArgument: a model that the kernels do not take.
+absl::StatusOr<CudaCompute> MakeCudaCompute(const ModelConfig& model, const ImageLayout& layout,
+                                            const ModelMemory& memory, ParameterGate* gate,
+                                            const CudaComputeOptions& options);
+
+}  // namespace palimpsest
+
+#endif  // PALIMPSEST_WORKER_COMPUTE_CUDA_CUDA_COMPUTE_H_
