@@ -21,6 +21,7 @@
 #include "absl/strings/substitute.h"
 #include "absl/time/clock.h"
 #include "common/fd.h"
+#include "common/grpc_idle_channels.h"
 #include "common/grpc_status.h"
 #include "common/grpc_time.h"
 #include "common/monotonic_time.h"
@@ -107,6 +108,7 @@ ModelConfig TestModelConfig(int max_sequence_tokens) {
 }  // namespace
 
 Node::Node(NodeOptions options) : options_(std::move(options)) {
+  WatchIdleChannels();
   // Not under the test runner's folder: a Unix socket's path has at most 107 characters.
   std::string pattern = "/tmp/palimpsest-node.XXXXXX";
   folder_ = ::mkdtemp(pattern.data());

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/clock.h"
+#include "common/grpc_idle_channels.h"
 #include "common/log.h"
 #include "router/server/router_config.h"
 #include "router/server/router_server.h"
@@ -36,6 +37,7 @@ int Serve(const palimpsest::router::RouterConfig& config) {
   sigaddset(&signals, SIGINT);
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);
 
+  palimpsest::WatchIdleChannels();
   palimpsest::InitLog("router", config.log_level);
   auto server = palimpsest::router::RouterServer::Start(config, Clock::Real());
   if (!server.ok()) return Fail(1, server.status());
