@@ -1,6 +1,5 @@
 #include "worker/core/threaded_runner.h"
 
-#include <algorithm>
 #include <utility>
 
 #include "worker/core/check.h"
@@ -36,18 +35,20 @@ absl::StatusOr<StepResult> ThreadedRunner::Wait() {
   return result;
 }
 
+ThreadedRunner::Flight* ThreadedRunner::Next() {
+  for (Flight& flight : flights_) {
+    if (!flight.result.has_value()) return &flight;
+  }
+  return nullptr;
+}
+
 void ThreadedRunner::Run() {
   StepResult previous;
   while (true) {
     Flight* flight = nullptr;
     {
       MutexLock lock(&mutex_);
-      const auto next = [&] {
-        const auto found = std::find_if(flights_.begin(), flights_.end(),
-                                        [](const Flight& f) { return !f.result.has_value(); });
-        return found == flights_.end() ? nullptr : &*found;
-      };
-      while ((flight = next()) == nullptr && !stopping_) changed_.Wait(&mutex_);
+      while ((flight = Next()) == nullptr && !stopping_) changed_.Wait(&mutex_);
       if (flight == nullptr) return;
     }
     // Nobody else touches a flight without a result, and it stays where it is.

@@ -31,6 +31,8 @@ class ThreadedRunner : public ModelRunner {
     std::optional<absl::StatusOr<StepResult>> result;
   };
 
+  // The oldest step without a result; null if there is none.
+  Flight* Next() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Run();
 
   ModelRunner* const inner_;
