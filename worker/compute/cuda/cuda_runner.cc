@@ -118,8 +118,8 @@ Bytes CudaRunner::WorkspaceBytes(const ModelConfig& config, Bytes kv_block_bytes
                                  const CudaRunnerOptions& options) {
   PackerOptions packer = MakePackerOptions(config, kv_block_bytes, options);
   packer.multiprocessors = 256;  // no GPU has more
-  const Forward::Places places =
-      Forward::Place(config, MakeForwardOptions(config, packer, options, false), TilesOf(packer));
+  const ForwardPlaces places = ForwardPlaces::For(
+      config, MakeForwardOptions(config, packer, options, false), TilesOf(packer));
   // The null block starts at a multiple of the block's size.
   return Bytes(static_cast<int64_t>(places.end) + kWorkspaceAlignment) + 2 * kv_block_bytes;
 }
@@ -220,7 +220,7 @@ absl::Status CudaRunner::AllocateHost() {
   };
   for (Flight& flight : flights_) {
     allocate(flight.staging, MaxStagingBytes(packer_options_));
-    allocate(flight.prefill_ints, Forward::kPrefillIntBytes);
+    allocate(flight.prefill_ints, kPrefillIntBytes);
     allocate(flight.results, ResultLayout::For(options_.max_sequences).bytes);
     status.Update(CudaStatus(cudaEventCreate(&flight.begin), "event"));
     status.Update(CudaStatus(cudaEventCreate(&flight.done), "event"));

@@ -1,0 +1,99 @@
+// What the parts of a forward pass share: the model, where its tensors and activations lie, and the
+// options. Places in the workspace are offsets, so that they can be told before there is memory.
+#ifndef PALIMPSEST_WORKER_COMPUTE_CUDA_FORWARD_CONTEXT_H_
+#define PALIMPSEST_WORKER_COMPUTE_CUDA_FORWARD_CONTEXT_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "common/bytes.h"
+#include "worker/compute/cuda/attention.h"
+#include "worker/core/model_runner.h"
+#include "worker/model/image_layout.h"
+#include "worker/model/model_config.h"
+
+namespace palimpsest::cuda {
+
+// What cuBLASLt recommends for Hopper.
+inline constexpr size_t kGemmWorkspaceBytes = size_t{32} << 20;
+inline constexpr size_t kPrefillIntBytes = size_t{8} << 20;
+inline constexpr size_t kPrefillFloatBytes = size_t{64} << 20;
+
+struct ForwardOptions {
+  int32_t block_tokens = 0;
+  int32_t max_rows = 0;
+  int32_t max_sequences = 0;
+  size_t staging_bytes = 0;
+  bool hopper = false;
+  int32_t null_block = 0;            // what the warm-up writes to
+  std::vector<int32_t> decode_rows;  // sizes of the decode graphs, ascending
+  std::string gemm_cache_file;
+  // Kernels for decodes that are loaded.
+  std::vector<DecodeKernel> decode_kernels;
+  // Steps of up to this many rows use the fused products of skinny_gemm.h; needs `hopper`.
+  int32_t max_fused_rows = 0;
+  bool overlap_launches = true;
+};
+
+// What a step leaves for the host, in one piece; sizes are those of the largest step.
+struct ResultLayout {
+  size_t tokens = 0;        // int32 [samples]
+  size_t logprobs = 0;      // float [samples]
+  size_t top_tokens = 0;    // int32 [samples, kMaxTop]
+  size_t top_logprobs = 0;  // float [samples, kMaxTop]
+  size_t bytes = 0;
+
+  static ResultLayout For(int32_t samples);
+};
+
+// Where everything lies in the workspace, as offsets from its first usable byte.
+struct ForwardPlaces {
+  size_t staging, input_tokens, rotations, frequencies, counting, zeros, residual, normalized, wide,
+      compact, sampled_hidden, logits, results, partial_output, partial_lse, prefill_ints,
+      prefill_floats, gemm, end;
+  // Inside `wide`: attention's output behind qkv, the activation's behind gate and up.
+  size_t attention, activated;
+
+  static ForwardPlaces For(const ModelConfig& config, const ForwardOptions& options, int32_t tiles);
+};
+
+// The rows of a step that a part works on, as offsets in the workspace.
+struct ActivationRows {
+  size_t attention;
+  size_t residual;
+  int32_t count;
+};
+
+struct ForwardContext {
+  ModelConfig config;
+  ImageLayout layout;
+  ModelMemory memory;
+  std::byte* workspace = nullptr;
+  ForwardPlaces places = {};
+  ForwardOptions options;
+  // Parameters are not there yet: every tensor lies in the workspace.
+  bool warming = false;
+
+  int32_t qkv_size() const {
+    return (config.num_heads + 2 * config.num_kv_heads) * config.head_dim;
+  }
+  int32_t attention_size() const { return config.num_heads * config.head_dim; }
+
+  template <typename T>
+  T* At(size_t offset) const {
+    return reinterpret_cast<T*>(workspace + offset);
+  }
+  template <typename T>
+  T* Staged(size_t offset) const {
+    return reinterpret_cast<T*>(workspace + places.staging + offset);
+  }
+  const void* Tensor(Bytes offset) const {
+    return warming ? At<std::byte>(places.residual) : memory.parameters + offset.count();
+  }
+};
+
+}  // namespace palimpsest::cuda
+
+#endif  // PALIMPSEST_WORKER_COMPUTE_CUDA_FORWARD_CONTEXT_H_

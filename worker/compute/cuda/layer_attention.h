@@ -1,0 +1,52 @@
+// Attention of a layer: from the product's queries, keys and values to the attention output.
+// Rotates, stores keys and values in the KV blocks, and runs the kernel that suits the step.
+//
+// Functions only enqueue; a step without prefills may be captured into a graph. Threads: one engine
+// thread.
+#ifndef PALIMPSEST_WORKER_COMPUTE_CUDA_LAYER_ATTENTION_H_
+#define PALIMPSEST_WORKER_COMPUTE_CUDA_LAYER_ATTENTION_H_
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "worker/compute/cuda/attention.h"
+#include "worker/compute/cuda/forward_context.h"
+#include "worker/compute/cuda/step_packer.h"
+
+namespace palimpsest::cuda {
+
+class LayerAttention {
+ public:
+  // `context` must outlive the object.
+  explicit LayerAttention(const ForwardContext& context) : context_(context) {}
+
+  // Copies what does not change from step to step into the workspace; blocks.
+  absl::Status UploadConstants(cudaStream_t stream);
+
+  // Once before the layers of a step with prefills. `pinned` is the step's own buffer of
+  // kPrefillIntBytes.
+  absl::Status Plan(const PackedStep& step, const PrefillShape& prefill, void* pinned,
+                    cudaStream_t stream);
+
+  // Reads qkv from `wide`, writes to `places.attention`. `prefill` is the one that was planned.
+  absl::Status Run(int32_t layer, const PackedStep& step, const PrefillShape& prefill,
+                   cudaStream_t stream);
+
+ private:
+  PagedKv KvOf(int32_t layer, const PackedStep& step) const;
+  absl::Status RotateAndStore(const PagedKv& kv, const PackedStep& step, cudaStream_t stream);
+  absl::Status Decode(PagedKv kv, const Queries& queries, const PackedStep& step,
+                      cudaStream_t stream);
+  absl::Status Prefill(PagedKv kv, Queries queries, const PackedStep& step,
+                       const PrefillShape& prefill, cudaStream_t stream);
+  PrefillBuffers BuffersOfPrefill(void* pinned) const;
+
+  const ForwardContext& context_;
+  PrefillPlan prefill_plan_;
+};
+
+}  // namespace palimpsest::cuda
+
+#endif  // PALIMPSEST_WORKER_COMPUTE_CUDA_LAYER_ATTENTION_H_

@@ -1,0 +1,68 @@
+// The matrix products of a forward pass with what stands around them: norms, biases, activation,
+// residual stream. A step of few rows takes the fused products of skinny_gemm.h, any other cuBLASLt
+// with small kernels between.
+//
+// Functions only enqueue; they may be captured into a graph. Threads: one engine thread.
+#ifndef PALIMPSEST_WORKER_COMPUTE_CUDA_LAYER_PRODUCTS_H_
+#define PALIMPSEST_WORKER_COMPUTE_CUDA_LAYER_PRODUCTS_H_
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+#include <memory>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "worker/compute/cuda/forward_context.h"
+#include "worker/compute/cuda/gemm.h"
+
+namespace palimpsest::cuda {
+
+class LayerProducts {
+ public:
+  // Chooses the algorithms of all products, which overwrites the workspace from the residual stream
+  // on. `context` must outlive the object.
+  static absl::StatusOr<std::unique_ptr<LayerProducts>> Create(const ForwardContext& context,
+                                                               cudaStream_t stream);
+
+  // Queries, keys and values of the residual stream, into `wide`.
+  absl::Status Qkv(const LayerPlacement& at, int32_t rows, cudaStream_t stream);
+  // Adds the attention's output to the residual stream.
+  absl::Status Output(const LayerPlacement& at, const ActivationRows& rows, cudaStream_t stream);
+  // Adds the MLP's output to the residual stream.
+  absl::Status Mlp(const LayerPlacement& at, const ActivationRows& rows, cudaStream_t stream);
+  // Logits of `count` rows of the residual stream at offset `residual`: those that `indexes` names,
+  // or the first if it is null.
+  absl::Status Head(size_t residual, const int32_t* indexes, int32_t count, cudaStream_t stream);
+
+  const GemmLibrary& gemms() const { return *library_; }
+
+ private:
+  explicit LayerProducts(const ForwardContext& context) : context_(context) {}
+
+  absl::Status MakeProducts(cudaStream_t stream);
+  absl::Status Normalize(const VectorPlacement& weight, size_t input, const int32_t* indexes,
+                         int32_t count, size_t output, cudaStream_t stream);
+  absl::Status Multiply(Gemm& product, const MatrixPlacement& weights, const VectorPlacement& bias,
+                        size_t input, size_t output, int32_t rows, cudaStream_t stream);
+  absl::Status Activate(int32_t rows, cudaStream_t stream);
+
+  bool Fused(int32_t rows) const { return rows <= context_.options.max_fused_rows; }
+  struct Fusion {
+    const VectorPlacement* norm = nullptr;
+    bool gated = false;
+    bool residual = false;
+    bool float_output = false;
+  };
+  absl::Status MultiplyFused(const Fusion& fusion, const MatrixPlacement& weights,
+                             const VectorPlacement& bias, size_t input, size_t output, int32_t rows,
+                             cudaStream_t stream);
+
+  const ForwardContext& context_;
+  std::unique_ptr<GemmLibrary> library_;
+  std::unique_ptr<Gemm> qkv_, o_, gate_up_, down_, head_;
+};
+
+}  // namespace palimpsest::cuda
+
+#endif  // PALIMPSEST_WORKER_COMPUTE_CUDA_LAYER_PRODUCTS_H_
