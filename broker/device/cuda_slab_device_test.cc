@@ -158,7 +158,7 @@ TEST_F(CudaSlabDeviceTest, PoolsThatCannotBeAreRefused) {
   const CudaSlabDevice::Options good = {
       .driver = &FakeCudaDriver(), .slabs = 4, .slab_bytes = kSlab, .other_descriptors = 16};
   for (const auto& change : std::vector<std::function<void(CudaSlabDevice::Options&)>>{
-           [](auto& o) { o.gpu = 1; }, [](auto& o) { o.slabs = 0; },
+           [](auto& o) { o.gpu = FakeCuda::kDevices; }, [](auto& o) { o.slabs = 0; },
            [](auto& o) { o.slab_bytes = MiB(3); }, [](auto& o) { o.slab_bytes = GiB(32); }}) {
     CudaSlabDevice::Options options = good;
     change(options);

@@ -3,9 +3,9 @@
 #include <limits>
 #include <set>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "common/descriptor_protocol.h"
+#include "common/gpu_list.h"
 #include "common/log_config.h"
 
 namespace palimpsest {
@@ -13,7 +13,6 @@ namespace {
 
 constexpr size_t kMaxTenants = 64;
 constexpr int64_t kMaxPoolSlabs = 1 << 20;
-constexpr int kMaxGpus = 64;
 
 BrokerTenant ReadTenant(ConfigReader& reader, Bytes pool_bytes) {
   BrokerTenant tenant;
@@ -79,12 +78,7 @@ void ReadPool(ConfigReader pool, BrokerConfig& config) {
   config.backend = pool.Choice<Backend>(
       "backend", {{"host", Backend::kHost}, {"cuda", Backend::kCuda}}, Backend::kHost);
   const bool cuda = config.backend == Backend::kCuda;
-  const std::vector<std::string> gpus = pool.Strings("gpus", kMaxGpus);
-  if (!gpus.empty() && (!cuda || gpus.size() != 1 || !absl::SimpleAtoi(gpus[0], &config.gpu) ||
-                        config.gpu < 0 || config.gpu >= kMaxGpus)) {
-    pool.Error("gpus", cuda ? "expected the number of one GPU, as in nvidia-smi -L: [0]"
-                            : "only with backend: cuda");
-  }
+  config.gpus = ReadGpus(pool, cuda);
   config.trusted_workers = pool.Bool("trusted_workers", cuda);
   if (config.trusted_workers && !cuda) {
     pool.Error("trusted_workers", "slabs of host memory are always replaced: expected false");

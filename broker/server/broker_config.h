@@ -49,10 +49,11 @@ struct BrokerConfig {
   absl::Duration pack_deadline;
   enum class Backend { kHost, kCuda };
   Backend backend = Backend::kHost;
-  // The GPU whose memory the pool is, with backend cuda.
-  int gpu = 0;
+  // With backend cuda: the GPUs on each of which a slab has a piece, in the order of their ranks.
+  std::vector<int> gpus = {0};
   // Slabs are scrubbed, not replaced, when they come back; with backend cuda alone.
   bool trusted_workers = false;
+  // On each GPU.
   Bytes pool_bytes;
   Bytes slab_bytes;
   std::vector<BrokerTenant> tenants;

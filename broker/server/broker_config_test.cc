@@ -82,11 +82,11 @@ TEST(ReadBrokerConfig, ReadsLogLevel) {
 TEST(ReadBrokerConfig, ReadsAPoolOfGpuMemory) {
   constexpr char kCuda[] =
       "node: n1\nstate_dir: state\ncontrol_socket: b\ndescriptor_socket: d\n"
-      "pool: {backend: cuda, gpus: [2], bytes: 64 GiB}\ntenants:\n";
+      "pool: {backend: cuda, gpus: [2, 0], bytes: 64 GiB}\ntenants:\n";
   const auto config = Read(absl::StrCat(kCuda, kTenant, "    workspace: 1 GiB\n"));
   ASSERT_TRUE(config.ok()) << config.status();
   EXPECT_EQ(config->backend, BrokerConfig::Backend::kCuda);
-  EXPECT_EQ(config->gpu, 2);
+  EXPECT_EQ(config->gpus, (std::vector<int>{2, 0}));
   EXPECT_TRUE(config->trusted_workers);
   EXPECT_EQ(config->slab_bytes, MiB(32));
   EXPECT_EQ(config->policy.pool_slabs, 2048);
@@ -99,10 +99,10 @@ TEST(ReadBrokerConfig, RefusesWhatABackendDoesNotHave) {
         absl::StrCat("node: n1\nstate_dir: state\ncontrol_socket: b\ndescriptor_socket: d\npool: {",
                      pool, ", bytes: 64 MiB}\ntenants:\n", kTenant));
   };
-  EXPECT_THAT(refusal("gpus: [0]"), HasSubstr("only with backend: cuda"));
+  EXPECT_THAT(refusal("gpus: [0]"), HasSubstr("only with cuda"));
   EXPECT_THAT(refusal("trusted_workers: true"), HasSubstr("always replaced"));
-  EXPECT_THAT(refusal("backend: cuda, gpus: [0, 1]"), HasSubstr("the number of one GPU"));
-  EXPECT_THAT(refusal("backend: cuda, gpus: [x]"), HasSubstr("the number of one GPU"));
+  EXPECT_THAT(refusal("backend: cuda, gpus: [1, 1]"), HasSubstr("different numbers"));
+  EXPECT_THAT(refusal("backend: cuda, gpus: [x]"), HasSubstr("different numbers"));
 }
 
 TEST(ReadBrokerConfig, ErrorsNameTheLine) {

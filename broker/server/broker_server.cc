@@ -165,7 +165,7 @@ Bytes BrokerServer::MissingMemory(const PoolPlan& plan, const std::set<std::stri
 
 absl::StatusOr<bool> BrokerServer::OpenDevice(const CudaPoolFactory& cuda) {
   if (config_.backend == BrokerConfig::Backend::kCuda) {
-    auto device = cuda(CudaPool{.gpu = config_.gpu,
+    auto device = cuda(CudaPool{.gpu = config_.gpus[0],
                                 .slabs = config_.policy.pool_slabs,
                                 .slab_bytes = config_.slab_bytes,
                                 .generation = journal_->generation()});

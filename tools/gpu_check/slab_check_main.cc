@@ -186,7 +186,7 @@ class SlabCheck {
     ModelMemory memory;
     memory.kv = reinterpret_cast<std::byte*>(range->base());
     memory.kv_block_bytes = block;
-    auto copier = CudaBlockCopier::Create(context_, memory);
+    auto copier = CudaBlockCopier::Create({{context_, memory}});
     if (!report_.Expect("blocks.copier", copier.status())) return;
     const auto at = [&](uint32_t b) { return range->base() + (block * b).count(); };
     std::vector<unsigned> expected(blocks);

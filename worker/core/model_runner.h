@@ -22,6 +22,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "common/bytes.h"
 #include "worker/core/step_plan.h"
 
@@ -38,22 +39,30 @@ class ParameterGate {
   virtual absl::Status AwaitStage(int stage) = 0;
 
   // The form for runners whose kernels run later than they are submitted: blocks only until every
-  // copy into the stage was enqueued, and returns the cudaEvent_t that ends the last of them, or
-  // null if the bytes are there already. The event lives until the stage is taken away.
-  virtual absl::StatusOr<void*> StageEvent(int stage) {
-    if (absl::Status status = AwaitStage(stage); !status.ok()) return status;
-    return nullptr;
+  // copy into the stage was enqueued, on all GPUs, and gives for each GPU (`events` has one for
+  // each rank) the cudaEvent_t that ends the last of its copies, or null if the bytes are there
+  // already. The events live until the stage is taken away.
+  //
+  // Ranks that compute together must go on or give up together, and a stage may close at any time:
+  // one thread asks, once for all ranks, before any of them enqueues work of the stage.
+  virtual absl::Status StageEvents(int stage, absl::Span<void*> events) {
+    for (void*& event : events) event = nullptr;
+    return AwaitStage(stage);
   }
 
-  // For those runners, once a step's work has ended and before its tokens are believed: whether the
-  // stages that StageEvent has let through hold the image's bytes. Their checksums are there by
-  // then, so that it waits for microseconds at most. DataLoss: they do not; the process must end.
+  // For those runners, once a step's work has ended on all GPUs and before its tokens are believed,
+  // by one thread: whether the stages that StageEvents has let through hold the image's bytes.
+  // Their checksums are there by then, so that it waits for microseconds at most. DataLoss: they do
+  // not; the process must end.
   virtual absl::Status CheckPassed() { return absl::OkStatus(); }
 };
 
-// Where a model's memory lies in this process. The addresses never change; what is mapped does.
+// Where a model's memory lies in this process: on the host, on its GPU, or on one GPU of several,
+// each of which has its own (in the order of the pool's GPUs, which is that of the ranks), with the
+// same places mapped at the same time. The addresses never change; what is mapped does.
 struct ModelMemory {
-  // The parameter region: byte x of it is byte x of the image once restored.
+  // The parameter region: byte x of it is byte x of the image, or of the rank's part of it, once
+  // restored.
   const std::byte* parameters = nullptr;
   // The KV region: block b starts at kv + b * kv_block_bytes.
   std::byte* kv = nullptr;

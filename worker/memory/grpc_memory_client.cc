@@ -156,7 +156,7 @@ absl::Status GrpcMemoryClient::Start(std::shared_ptr<BrokerConnection> connectio
           instruments_.gate_wait->Observe(absl::ToDoubleSeconds(waited));
         }
       },
-      [this](int stage) { return restorer_->StageEvent(stage); });
+      [this](int stage, int rank) { return restorer_->StageEvent(stage, rank); });
   {
     MutexLock lock(&mu_);
     slabs_.emplace(stages, gate_.get());

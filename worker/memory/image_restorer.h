@@ -50,9 +50,12 @@ class ImageRestorer {
   virtual absl::Status Restore(std::byte* base, absl::Span<const RegionIndex> slabs,
                                const Progress& progress) = 0;
 
-  // Ends the copies (and checks) into this stage that were queued so far: a CUevent, for
-  // ParameterGate::StageEvent. Null where slabs are done when Restore says so.
-  virtual void* StageEvent(int) { return nullptr; }
+  // Ends the copies (and checks) into this stage of GPU `rank` that were queued so far: a CUevent,
+  // for ParameterGate::StageEvents. Null where slabs are done when Restore says so.
+  virtual void* StageEvent(int stage, int rank) {
+    (void)stage, (void)rank;
+    return nullptr;
+  }
 
   // To return to the next broker process.
   virtual const UniqueFd& image() const = 0;

@@ -144,13 +144,17 @@ TEST(ParameterGate, PatienceEndsAndIsMeasured) {
   EXPECT_GE(waited, absl::Milliseconds(1));
 }
 
-TEST(ParameterGate, QueuedStagesAreOpenToWhoeverWaitsForTheirEvent) {
-  int event = 0;
-  ParameterGateImpl gate(2, absl::Milliseconds(1), nullptr, [&](int) { return &event; });
+TEST(ParameterGate, QueuedStagesAreOpenToWhoeverWaitsForTheirEvents) {
+  int marks[2][2];
+  ParameterGateImpl gate(2, absl::Milliseconds(1), nullptr,
+                         [&](int stage, int rank) { return &marks[stage][rank]; });
   gate.Set(0, Stage::kQueued, true);
   gate.Set(1, Stage::kReady);
-  EXPECT_EQ(*gate.StageEvent(0), &event);
-  EXPECT_EQ(*gate.StageEvent(1), nullptr);
+  std::vector<void*> events(2);
+  ASSERT_TRUE(gate.StageEvents(0, absl::MakeSpan(events)).ok());
+  EXPECT_EQ(events, (std::vector<void*>{&marks[0][0], &marks[0][1]}));
+  ASSERT_TRUE(gate.StageEvents(1, absl::MakeSpan(events)).ok());
+  EXPECT_EQ(events, (std::vector<void*>{nullptr, nullptr}));
   EXPECT_TRUE(absl::IsDeadlineExceeded(gate.AwaitStage(0)));
   // Passed, but not proved yet, even after it was taken away.
   EXPECT_TRUE(absl::IsDeadlineExceeded(gate.CheckPassed()));
@@ -161,10 +165,11 @@ TEST(ParameterGate, QueuedStagesAreOpenToWhoeverWaitsForTheirEvent) {
 }
 
 TEST(ParameterGate, WrongBytesInUseAreFoundBeforeTheyAreBelieved) {
-  int event = 0;
-  ParameterGateImpl gate(1, kLong, nullptr, [&](int) { return &event; });
+  int mark = 0;
+  ParameterGateImpl gate(1, kLong, nullptr, [&](int, int) { return &mark; });
   gate.Set(0, Stage::kQueued, true);
-  ASSERT_TRUE(gate.StageEvent(0).ok());
+  void* event = nullptr;
+  ASSERT_TRUE(gate.StageEvents(0, absl::MakeSpan(&event, 1)).ok());
   absl::Status result;
   std::thread runner([&] { result = gate.CheckPassed(); });
   gate.Fail(absl::DataLossError("damaged"));

@@ -11,10 +11,13 @@ absl::Status ParameterGateImpl::AwaitStage(int stage) {
   return Await(stage, Stage::kReady).status();
 }
 
-absl::StatusOr<void*> ParameterGateImpl::StageEvent(int stage) {
+absl::Status ParameterGateImpl::StageEvents(int stage, absl::Span<void*> events) {
   const absl::StatusOr<Stage> state = Await(stage, Stage::kQueued);
   if (!state.ok()) return state.status();
-  return *state == Stage::kQueued ? event_(stage) : nullptr;
+  for (size_t rank = 0; rank < events.size(); ++rank) {
+    events[rank] = *state == Stage::kQueued ? event_(stage, static_cast<int>(rank)) : nullptr;
+  }
+  return absl::OkStatus();
 }
 
 absl::Status ParameterGateImpl::CheckPassed() {

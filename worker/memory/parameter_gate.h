@@ -29,10 +29,10 @@ class ParameterGateImpl : public ParameterGate {
 
   // All stages start absent. A step waits for a coming stage no longer than `patience`. `waited`,
   // if given, is told how long each wait took.
-  // `event` gives the event of a stage that is queued; without it none ever is.
+  // `event` gives the event of a stage that is queued on a rank's GPU; without it none ever is.
   ParameterGateImpl(int stages, absl::Duration patience,
                     std::function<void(absl::Duration)> waited = nullptr,
-                    std::function<void*(int)> event = nullptr)
+                    std::function<void*(int, int)> event = nullptr)
       : patience_(patience),
         waited_(std::move(waited)),
         event_(std::move(event)),
@@ -42,7 +42,7 @@ class ParameterGateImpl : public ParameterGate {
   // Unavailable: the stage is absent, or became so while waiting. DeadlineExceeded: it did not come
   // in time. The status given to Fail, once that was called.
   absl::Status AwaitStage(int stage) override;
-  absl::StatusOr<void*> StageEvent(int stage) override;
+  absl::Status StageEvents(int stage, absl::Span<void*> events) override;
   absl::Status CheckPassed() override;
 
   // `unproved`: bytes of the stage are on their way or wait for their checksum, whatever will
@@ -59,7 +59,7 @@ class ParameterGateImpl : public ParameterGate {
 
   const absl::Duration patience_;
   const std::function<void(absl::Duration)> waited_;
-  const std::function<void*(int)> event_;
+  const std::function<void*(int, int)> event_;
 
   mutable Mutex mu_;
   CondVar changed_;

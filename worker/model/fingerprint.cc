@@ -137,8 +137,7 @@ absl::StatusOr<std::string> FingerprintModel(
   hash.Number(spec.packing_version);
   hash.String(spec.dtype);
   hash.String(WeightFormatName(spec.format));
-  hash.Number(static_cast<uint64_t>(spec.tensor_parallel_rank));
-  hash.Number(static_cast<uint64_t>(spec.tensor_parallel_size));
+  hash.Number(static_cast<uint64_t>(spec.ranks));
   hash.Number(files->size());
   std::vector<char> piece(kPiece);
   Bytes done;

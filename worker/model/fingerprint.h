@@ -19,8 +19,8 @@ struct PackingSpec {
   uint32_t packing_version = 1;  // kPackingVersion of image_builder.h
   std::string dtype = "bf16";    // of the matrices in the image
   WeightFormat format = WeightFormat::kCpuPanels;
-  int32_t tensor_parallel_rank = 0;
-  int32_t tensor_parallel_size = 1;
+  // Into how many parts the model is cut (tensor_parallel.h).
+  int32_t ranks = 1;
   // If set, the weights are those of dummy_weights.h and the folder's are not read.
   std::optional<uint64_t> dummy_seed = std::nullopt;
 };

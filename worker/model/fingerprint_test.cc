@@ -53,8 +53,8 @@ TEST_F(FingerprintTest, TellsEveryInputApart) {
   expect_new({.packing_version = 2});
   expect_new({.dtype = "f16"});
   expect_new({.format = WeightFormat::kRowMajor});
-  expect_new({.tensor_parallel_rank = 1, .tensor_parallel_size = 2});
-  expect_new({.tensor_parallel_rank = 0, .tensor_parallel_size = 2});
+  expect_new({.ranks = 2});
+  expect_new({.ranks = 4});
   Write("config.json", "{ }");
   expect_new();
   Write("generation_config.json", "");

@@ -137,12 +137,12 @@ class DummySource final : public Source {
 // Writes pieces one after another and counts.
 class Builder {
  public:
-  Builder(const Source& source, WeightFormat format, absl::Span<std::byte> image,
-          const ByteProgress& progress)
-      : source_(source), format_(format), image_(image), progress_(progress) {}
+  Builder(const Source& source, WeightFormat format, Bytes total, const ByteProgress& progress)
+      : source_(source), format_(format), total_(total), progress_(progress) {}
 
-  absl::Status Write(const std::vector<TensorPiece>& pieces) {
-    for (const TensorPiece& piece : pieces) total_ += piece.SourceBytes();
+  // Of one rank, into its part of the image.
+  absl::Status Write(const std::vector<TensorPiece>& pieces, absl::Span<std::byte> part) {
+    part_ = part;
     for (const TensorPiece& piece : pieces) {
       absl::Status status = piece.is_vector()                 ? WriteVector(piece)
                             : piece.order == RowOrder::kPlain ? WriteRows(piece)
@@ -153,7 +153,7 @@ class Builder {
   }
 
  private:
-  std::byte* Target(const TensorPiece& piece) const { return image_.data() + piece.target.count(); }
+  std::byte* Target(const TensorPiece& piece) const { return part_.data() + piece.target.count(); }
 
   absl::Status WriteVector(const TensorPiece& piece) {
     absl::Status status;
@@ -169,8 +169,17 @@ class Builder {
   }
 
   absl::Status Read(const TensorPiece& piece, int64_t row, int64_t count) {
-    rows_.resize(static_cast<size_t>(count * piece.cols()));
-    return source_.ReadBf16(piece, row * piece.cols(), absl::MakeSpan(rows_));
+    rows_.resize(static_cast<size_t>(count * piece.width));
+    if (piece.width == piece.cols()) {
+      return source_.ReadBf16(piece, row * piece.cols(), absl::MakeSpan(rows_));
+    }
+    absl::Status status;
+    for (int64_t i = 0; i < count && status.ok(); ++i) {
+      const auto part = absl::MakeSpan(rows_).subspan(static_cast<size_t>(i * piece.width),
+                                                      static_cast<size_t>(piece.width));
+      status = source_.ReadBf16(piece, (row + i) * piece.cols() + piece.first_col, part);
+    }
+    return status;
   }
 
   // `rows` holds `count` rows of `cols`, which begin at row `first` of the placement.
@@ -185,12 +194,12 @@ class Builder {
   }
 
   absl::Status WriteRows(const TensorPiece& piece) {
-    const int64_t step = std::max<int64_t>(1, kPieceElements / piece.cols());
+    const int64_t step = std::max<int64_t>(1, kPieceElements / piece.width);
     for (int64_t row = 0; row < piece.rows; row += step) {
       const int64_t count = std::min(step, piece.rows - row);
       absl::Status status = Read(piece, piece.first_row + row, count);
       if (!status.ok()) return status;
-      Place(piece, rows_, piece.target_first_row + row, count, piece.cols());
+      Place(piece, rows_, piece.target_first_row + row, count, piece.width);
     }
     return absl::OkStatus();
   }
@@ -222,41 +231,51 @@ class Builder {
 
   const Source& source_;
   const WeightFormat format_;
-  const absl::Span<std::byte> image_;
+  const Bytes total_;
   const ByteProgress& progress_;
+  absl::Span<std::byte> part_;
   std::vector<uint16_t> rows_;
   std::vector<uint16_t> reordered_;
   Bytes done_;
-  Bytes total_;
 };
 
-absl::Status Build(const Source& source, const ImageLayout& layout,
-                   const std::vector<TensorPiece>& pieces, absl::Span<std::byte> image,
-                   const ByteProgress& progress) {
-  assert(static_cast<int64_t>(image.size()) == layout.total.count());
+absl::Status Build(const Source& source, const ModelConfig& model, const ImageLayout& layout,
+                   absl::Span<std::byte> image, const ByteProgress& progress) {
+  assert(static_cast<int64_t>(image.size()) == layout.image_bytes().count());
   assert(reinterpret_cast<uintptr_t>(image.data()) % kPackedLineBytes == 0);
-  return Builder(source, layout.format, image, progress).Write(pieces);
+  std::vector<std::vector<TensorPiece>> ranks;
+  Bytes total;
+  for (int32_t rank = 0; rank < layout.ranks; ++rank) {
+    ranks.push_back(PlanTensors(model, layout, rank));
+    for (const TensorPiece& piece : ranks.back()) total += piece.SourceBytes();
+  }
+  Builder builder(source, layout.format, total, progress);
+  const auto part = static_cast<size_t>(layout.total.count());
+  for (size_t rank = 0; rank < ranks.size(); ++rank) {
+    const absl::Status status = builder.Write(ranks[rank], image.subspan(rank * part, part));
+    if (!status.ok()) return status;
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace
 
-absl::Status CheckTensors(const Checkpoint& checkpoint, const ModelConfig& config,
+absl::Status CheckTensors(const Checkpoint& checkpoint, const ModelConfig& model,
                           const ImageLayout& layout) {
-  return CheckPieces(checkpoint, config, PlanTensors(config, layout));
+  return CheckPieces(checkpoint, model, PlanTensors(model, layout));
 }
 
-absl::Status BuildImage(const Checkpoint& checkpoint, const ModelConfig& config,
+absl::Status BuildImage(const Checkpoint& checkpoint, const ModelConfig& model,
                         const ImageLayout& layout, absl::Span<std::byte> image,
                         const ByteProgress& progress) {
-  const std::vector<TensorPiece> pieces = PlanTensors(config, layout);
-  if (absl::Status status = CheckPieces(checkpoint, config, pieces); !status.ok()) return status;
-  return Build(CheckpointSource(checkpoint), layout, pieces, image, progress);
+  absl::Status status = CheckTensors(checkpoint, model, layout);
+  if (!status.ok()) return status;
+  return Build(CheckpointSource(checkpoint), model, layout, image, progress);
 }
 
-absl::Status BuildDummyImage(uint64_t seed, const ModelConfig& config, const ImageLayout& layout,
+absl::Status BuildDummyImage(uint64_t seed, const ModelConfig& model, const ImageLayout& layout,
                              absl::Span<std::byte> image, const ByteProgress& progress) {
-  return Build(DummySource(seed, config.norm_weight_offset), layout, PlanTensors(config, layout),
-               image, progress);
+  return Build(DummySource(seed, model.norm_weight_offset), model, layout, image, progress);
 }
 
 }  // namespace palimpsest

@@ -134,6 +134,7 @@ absl::StatusOr<ImageLayout> LayOutImage(const ModelConfig& config, Bytes slab_by
   ImageLayout layout;
   layout.format = format;
   layout.slab_bytes = slab_bytes;
+  layout.ranks = config.ranks;
   Cursor cursor(slab_bytes, format);
   layout.embed = cursor.Matrix(config.vocab_size, config.hidden_size);
   if (config.position_table_offset.has_value()) {
@@ -149,12 +150,13 @@ absl::StatusOr<ImageLayout> LayOutImage(const ModelConfig& config, Bytes slab_by
   layout.final_norm_bias = cursor.VectorIf(config.norm == NormKind::kLayer, config.hidden_size);
   layout.lm_head = config.tie_word_embeddings
                        ? layout.embed
-                       : cursor.Matrix(config.vocab_size, config.hidden_size);
+                       : cursor.Matrix(config.head_rows(), config.hidden_size);
   cursor.EndStage("head", layout);
-  if (layout.total > kMaxImage || layout.total / slab_bytes > kMaxSlabs) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "parameter image of ", layout.total.ToString(), " in slabs of ", slab_bytes.ToString(),
-        ": expected at most ", kMaxImage.ToString(), " and ", kMaxSlabs, " slabs"));
+  if (layout.image_bytes() > kMaxImage || layout.image_bytes() / slab_bytes > kMaxSlabs) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("parameter image of ", layout.image_bytes().ToString(), " in slabs of ",
+                     slab_bytes.ToString(), ": expected at most ", kMaxImage.ToString(), " and ",
+                     kMaxSlabs, " slabs"));
   }
   return layout;
 }

@@ -1,6 +1,10 @@
 // Where each tensor lies in a model's parameter image. A pure function of the model's config and
 // the slab size, so that packer, broker and worker agree without exchanging it.
 //
+// The image of a tensor-parallel model holds the parts of its ranks one after another, all of the
+// same layout: it is laid out by the config of one rank (tensor_parallel.h). Offsets, slabs and
+// stages are those of a rank, whose part is its parameter region.
+//
 // Stages (in execution order): "embed", "layer.0" .. "layer.N-1", "head". Each stage starts on a
 // slab boundary and fills whole slabs, so that a stage can be taken away and restored on its own.
 // With tied word embeddings the head's matrix is the embedding matrix and stage "head" holds only
@@ -85,12 +89,15 @@ struct ImageLayout {
   VectorPlacement final_norm_bias;
   MatrixPlacement lm_head;  // equal to `embed` when tied
   std::vector<StagePlacement> stages;
-  Bytes total;  // a multiple of slab_bytes
+  Bytes total;        // of one rank; a multiple of slab_bytes
+  int32_t ranks = 1;  // parts of the image
 
+  // Of the whole image.
+  Bytes image_bytes() const { return total * ranks; }
   int32_t slabs() const { return static_cast<int32_t>(total / slab_bytes); }
 };
 
-// Requires slab_bytes to be a positive multiple of 4096.
+// Requires slab_bytes to be a positive multiple of 4096. `config` is the model's, or RankConfig's.
 absl::StatusOr<ImageLayout> LayOutImage(const ModelConfig& config, Bytes slab_bytes,
                                         WeightFormat format = WeightFormat::kCpuPanels);
 

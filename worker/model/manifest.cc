@@ -52,6 +52,7 @@ absl::StatusOr<v1::ImageManifest> MakeManifest(const ModelConfig& config, const 
   v1::ImageManifest manifest;
   manifest.set_image_bytes(static_cast<uint64_t>(layout.total.count()));
   manifest.set_slab_bytes(static_cast<uint64_t>(layout.slab_bytes.count()));
+  manifest.set_ranks(static_cast<uint32_t>(layout.ranks));
   manifest.set_weight_format(std::string(WeightFormatName(layout.format)));
   for (const StagePlacement& stage : layout.stages) {
     v1::ImageStage& out = *manifest.add_stages();
@@ -73,10 +74,12 @@ absl::Status CheckManifest(const v1::ImageManifest& manifest, const ModelConfig&
         "image manifest: weight_format: expected ", WeightFormatName(layout.format), ", got ",
         manifest.weight_format().substr(0, 80), "; do broker and worker use the same back-end?"));
   }
+  status.Update(Expect("ranks", layout.ranks, manifest.ranks()));
   status.Update(Expect("image_bytes", layout.total.count(), manifest.image_bytes()));
   status.Update(CheckStages(manifest, layout));
   status.Update(Expect("fingerprint's bytes", kFingerprintBytes, manifest.fingerprint().size()));
-  status.Update(Expect("slab_checksums", layout.slabs(), manifest.slab_checksums_size()));
+  status.Update(Expect("slab_checksums", uint64_t(layout.slabs()) * layout.ranks,
+                       manifest.slab_checksums_size()));
   if (!status.ok()) return status;
   auto expected =
       MakeManifest(config, layout, manifest.kv_block_tokens(), manifest.max_sequence_tokens());

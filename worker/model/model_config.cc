@@ -397,6 +397,13 @@ float ModelConfig::AttentionScale() const {
   return scaled ? scale * static_cast<float>(rope_scaling->latent_score_scale) : scale;
 }
 
+int32_t ModelConfig::head_rows() const {
+  if (ranks == 1) return vocab_size;
+  // So that the columns of every rank's logits start at an address that kernels like.
+  constexpr int32_t kMultiple = 8;
+  return (vocab_size + ranks * kMultiple - 1) / (ranks * kMultiple) * kMultiple;
+}
+
 Bytes ModelConfig::KvTokenBytes() const {
   constexpr int64_t kBf16Bytes = 2;
   constexpr int64_t kKeyAndValue = 2;
@@ -425,6 +432,7 @@ std::vector<absl::string_view> ModelConfig::SpecialFeatures() const {
   add(!layer_windows.empty(), "mixed windows");
   add(rope_scaling && rope_scaling->kind == RopeScaling::Kind::kYarn, "yarn");
   add(latent.has_value(), "latent attention");
+  add(ranks > 1, "tensor parallelism");
   return out;
 }
 

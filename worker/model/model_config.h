@@ -105,12 +105,19 @@ struct ModelConfig {
   std::optional<int32_t> position_table_offset;
   std::optional<LatentAttention> latent;
 
+  // Above 1: this is what one of so many ranks of a tensor-parallel model computes, as RankConfig
+  // (tensor_parallel.h) makes it. Heads, KV heads and intermediate size are the rank's; the other
+  // sizes, vocab_size among them, are the model's.
+  int32_t ranks = 1;
+
   bool gated() const { return activation != Activation::kRelu; }
   bool rotary() const { return !position_table_offset.has_value(); }
   // Numbers of a head that are rotated.
   int32_t rotary_dim() const { return latent ? latent->qk_rope_head_dim : head_dim; }
   // Numbers of a head's attention output.
   int32_t value_dim() const { return latent ? latent->v_head_dim : head_dim; }
+  // Rows of lm_head: vocab_size, or a rank's share of it (tensor_parallel.h).
+  int32_t head_rows() const;
   // Of a layer; INT32_MAX: none.
   int32_t WindowOf(int32_t layer) const;
   // What attention scores are multiplied by before the soft cap and the softmax.

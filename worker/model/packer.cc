@@ -19,6 +19,7 @@
 #include "worker/model/manifest.h"
 #include "worker/model/model_config.h"
 #include "worker/model/safetensors.h"
+#include "worker/model/tensor_parallel.h"
 
 namespace palimpsest {
 namespace {
@@ -79,38 +80,40 @@ ByteProgress LinesTo(int fd) {
   };
 }
 
-absl::Status FillFromCheckpoint(const PackRequest& request, const ModelConfig& config,
+absl::Status FillFromCheckpoint(const PackRequest& request, const ModelConfig& model,
                                 const ImageLayout& layout, const ByteProgress& progress) {
   auto checkpoint = Checkpoint::Open(request.model_folder);
   if (!checkpoint.ok()) return checkpoint.status();
   // Before memory is taken.
-  if (absl::Status status = CheckTensors(*checkpoint, config, layout); !status.ok()) return status;
-  auto mapping = SharedMapping::Create(request.output_fd, layout.total);
+  if (absl::Status status = CheckTensors(*checkpoint, model, layout); !status.ok()) return status;
+  auto mapping = SharedMapping::Create(request.output_fd, layout.image_bytes());
   if (!mapping.ok()) return mapping.status();
-  return BuildImage(*checkpoint, config, layout, mapping->span(), progress);
+  return BuildImage(*checkpoint, model, layout, mapping->span(), progress);
 }
 
-absl::Status Fill(const PackRequest& request, const ModelConfig& config, const ImageLayout& layout,
+absl::Status Fill(const PackRequest& request, const ModelConfig& model, const ImageLayout& layout,
                   const ByteProgress& progress) {
   if (!request.dummy_seed.has_value()) {
-    return FillFromCheckpoint(request, config, layout, progress);
+    return FillFromCheckpoint(request, model, layout, progress);
   }
-  auto mapping = SharedMapping::Create(request.output_fd, layout.total);
+  auto mapping = SharedMapping::Create(request.output_fd, layout.image_bytes());
   if (!mapping.ok()) return mapping.status();
-  return BuildDummyImage(*request.dummy_seed, config, layout, mapping->span(), progress);
+  return BuildDummyImage(*request.dummy_seed, model, layout, mapping->span(), progress);
 }
 
 }  // namespace
 
 absl::Status Pack(const PackRequest& request) {
-  auto config = ReadModelConfig(request.model_folder);
-  if (!config.ok()) return config.status();
-  auto layout = LayOutImage(*config, request.slab_bytes, request.format);
+  auto model = ReadModelConfig(request.model_folder);
+  if (!model.ok()) return model.status();
+  auto rank = RankConfig(*model, request.ranks);
+  if (!rank.ok()) return rank.status();
+  auto layout = LayOutImage(*rank, request.slab_bytes, request.format);
   if (!layout.ok()) return layout.status();
   auto manifest =
-      MakeManifest(*config, *layout, request.kv_block_tokens, request.max_sequence_tokens);
+      MakeManifest(*rank, *layout, request.kv_block_tokens, request.max_sequence_tokens);
   if (!manifest.ok()) return manifest.status();
-  const absl::Status status = Fill(request, *config, *layout, LinesTo(request.progress_fd));
+  const absl::Status status = Fill(request, *model, *layout, LinesTo(request.progress_fd));
   if (!status.ok()) {
     return absl::Status(status.code(), absl::StrCat(request.model_folder, ": ", status.message()));
   }

@@ -20,6 +20,8 @@ struct PackRequest {
   int64_t kv_block_tokens = 0;
   int64_t max_sequence_tokens = 0;
   WeightFormat format = WeightFormat::kCpuPanels;
+  // Parts of the image, one after another (tensor_parallel.h).
+  int32_t ranks = 1;
   // If set, the weights are generated (dummy_weights.h); the folder needs none.
   std::optional<uint64_t> dummy_seed;
   // Borrowed descriptors of the caller.

@@ -20,6 +20,7 @@ int main(int argc, char** argv) {
                  "longest sequence that will be served, in tokens")
       ->required();
   app.add_option("--format", format, "cpu-panels or row-major")->required();
+  app.add_option("--ranks", request.ranks, "GPUs that the model is cut for; 1 by default");
   app.add_option("--dummy-seed", request.dummy_seed,
                  "generate the weights from this seed instead of reading them");
   app.add_option("--output-fd", request.output_fd, "descriptor of the memfd")->required();

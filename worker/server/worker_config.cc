@@ -1,6 +1,7 @@
 #include "worker/server/worker_config.h"
 
 #include "absl/strings/str_cat.h"
+#include "common/gpu_list.h"
 #include "common/log_config.h"
 
 namespace palimpsest {
@@ -15,7 +16,7 @@ void ReadEngine(ConfigReader engine, WorkerConfig& config) {
   config.device = engine.Choice<Device>("device", {{"cpu", Device::kCpu}, {"cuda", Device::kCuda}},
                                         Device::kCpu);
   const bool cuda = config.device == Device::kCuda;
-  config.gpu = integer("gpu", 0, 63, 0);
+  config.gpus = ReadGpus(engine, cuda);
   config.gemm_cache_file = engine.String("gemm_cache_file", "gemm-algorithms");
   config.threads = integer("threads", 0, 1024, 0);
   config.restore_threads = integer("restore_threads", 1, 256, 2);

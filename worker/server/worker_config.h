@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
@@ -37,10 +38,11 @@ struct WorkerConfig {
   absl::Duration drain_timeout;
   LogLevel log_level = LogLevel::kInfo;
 
-  // Where the model is computed, which is where the broker's slabs are; and on which GPU.
+  // Where the model is computed, which is where the broker's slabs are; and on which GPUs: those of
+  // the broker's pool in the same order, as this process counts them.
   enum class Device { kCpu, kCuda };
   Device device = Device::kCpu;
-  int32_t gpu = 0;
+  std::vector<int> gpus = {0};
   // GPU only: file in which the chosen algorithms of matrix products are kept.
   std::string gemm_cache_file;
   // Compute threads; 0: one per CPU.

@@ -46,9 +46,9 @@ TEST(WorkerConfig, PrintedConfigurationReadsBack) {
 }
 
 TEST(WorkerConfig, StepsOnAGpuAreLargerUnlessSaid) {
-  const auto cuda = Read(std::string(kMinimal) + "engine: {device: cuda, gpu: 1}");
+  const auto cuda = Read(std::string(kMinimal) + "engine: {device: cuda, gpus: [1, 0]}");
   ASSERT_TRUE(cuda.ok()) << cuda.status();
-  EXPECT_EQ(cuda->gpu, 1);
+  EXPECT_EQ(cuda->gpus, (std::vector<int>{1, 0}));
   EXPECT_EQ(cuda->max_batch_sequences, 256);
   EXPECT_EQ(cuda->max_step_tokens, 8192);
   EXPECT_FALSE(cuda->gemm_cache_file.empty());
@@ -81,7 +81,9 @@ TEST(WorkerConfig, ErrorsNameLineAndReason) {
   expect("engine: {queue_capacity: 0}", "queue_capacity");
   expect("engine: {thread: 2}", "thread");
   expect("engine: {device: tpu}", "device");
-  expect("engine: {gpu: -1}", "gpu");
+  expect("engine: {device: cuda, gpus: [-1]}", "gpus");
+  expect("engine: {device: cuda, gpus: [1, 1]}", "gpus");
+  expect("engine: {gpus: [0]}", "gpus");
   expect("drain_timeout: -1s", "drain_timeout");
   expect("log_level: loud", "log_level");
   const auto empty = Read("{}");

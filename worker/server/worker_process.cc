@@ -101,7 +101,7 @@ absl::Status WorkerProcess::Attach(std::function<void(const absl::Status&)> on_f
     return CheckImage(manifest, model_, FormatOf(config_));
   };
   if (config_.device == WorkerConfig::Device::kCuda) {
-    auto backend = OpenCudaMemory(config_.gpu);
+    auto backend = OpenCudaMemory(config_.gpus[0]);
     if (!backend.ok()) return backend.status();
     backend_ = *std::move(backend);
     options.backend = backend_.get();
@@ -169,12 +169,12 @@ absl::Status WorkerProcess::MakeCompute(int32_t block_tokens) {
                            memory_->workspace(), memory_->workspace_bytes()};
   if (config_.device == WorkerConfig::Device::kCuda) {
     CudaComputeOptions options;
-    options.gpu = config_.gpu;
+    options.gpus = config_.gpus;
     options.block_tokens = block_tokens;
     options.max_step_tokens = config_.max_step_tokens;
     options.max_sequences = config_.max_batch_sequences;
     options.gemm_cache_file = config_.gemm_cache_file;
-    auto compute = MakeCudaCompute(model_, *layout, memory, &memory_->gate(), options);
+    auto compute = MakeCudaCompute(model_, *layout, {memory}, &memory_->gate(), options);
     if (!compute.ok()) return compute.status();
     runner_ = std::move(compute->runner);
     copier_ = std::move(compute->copier);

@@ -6,12 +6,14 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdlib>
 #include <cstring>
 #include <deque>
 #include <map>
 #include <memory>
 #include <set>
+#include <string>
 #include <thread>
 #include <utility>
 
@@ -22,20 +24,24 @@
 namespace palimpsest {
 namespace {
 
-constexpr CUdevice kDevice = 0;
-// A memory file sealed like this is "GPU memory"; others cannot be imported.
+// A memory file sealed like this is "GPU memory"; others cannot be imported. Its name ends with the
+// number of the device.
 constexpr int kSeals = F_SEAL_GROW | F_SEAL_SHRINK | F_SEAL_SEAL;
+const std::string kMemoryName = "fake-gpu-memory-";
 
 // Counts as used while anything of this process refers to it.
 struct Memory {
   UniqueFd file;
   size_t size = 0;
   ino_t inode = 0;
+  int device = 0;
   bool imported = false;
 };
 using MemoryPtr = std::shared_ptr<Memory>;
 
 struct Event {
+  explicit Event(int device) : device(device) {}
+  const int device;
   // Of the last record: done when the stream has come that far.
   std::shared_ptr<Notification> done;
 };
@@ -45,14 +51,16 @@ struct Event {
 // In order, on a thread of its own.
 class FakeStream {
  public:
-  FakeStream();
+  explicit FakeStream(int device);
   ~FakeStream();
+  int device() const { return device_; }
   void Submit(std::function<void()> work);
   void Synchronize();
 
  private:
   void Run();
 
+  const int device_;
   Mutex mu_;
   CondVar changed_;
   std::deque<std::function<void()>> work_ ABSL_GUARDED_BY(mu_);
@@ -63,15 +71,20 @@ class FakeStream {
 
 namespace {
 
+struct Mapped {
+  MemoryPtr memory;
+  int open_to = -1;  // device that has access
+};
+
 struct State {
   Mutex mu;
   CondVar changed;
-  Bytes total ABSL_GUARDED_BY(mu) = GiB(64);
+  std::array<Bytes, FakeCuda::kDevices> total ABSL_GUARDED_BY(mu);
   std::map<CUmemGenericAllocationHandle, MemoryPtr> handles ABSL_GUARDED_BY(mu);
   CUmemGenericAllocationHandle next_handle ABSL_GUARDED_BY(mu) = 1;
   std::set<ino_t> created ABSL_GUARDED_BY(mu);  // by this process
   std::map<CUdeviceptr, size_t> ranges ABSL_GUARDED_BY(mu);
-  std::map<CUdeviceptr, MemoryPtr> mappings ABSL_GUARDED_BY(mu);
+  std::map<CUdeviceptr, Mapped> mappings ABSL_GUARDED_BY(mu);
   std::map<void*, size_t> registered ABSL_GUARDED_BY(mu);
   bool paused ABSL_GUARDED_BY(mu) = false;
   int corrupt ABSL_GUARDED_BY(mu) = 0;
@@ -79,18 +92,31 @@ struct State {
 };
 
 State& TheState() {
-  static State* const state = new State;
+  static State* const state = [] {
+    auto* const made = new State;
+    MutexLock lock(&made->mu);
+    made->total.fill(GiB(64));
+    return made;
+  }();
   return *state;
 }
 
+// A context is a pointer to its device's place here.
+char contexts[FakeCuda::kDevices];
 thread_local CUcontext current_context = nullptr;
-CUcontext TheContext() { return reinterpret_cast<CUcontext>(&TheState()); }
 bool NoContext() { return current_context == nullptr; }
+int CurrentDevice() {
+  return static_cast<int>(reinterpret_cast<const char*>(current_context) - contexts);
+}
+bool IsDevice(int device) { return device >= 0 && device < FakeCuda::kDevices; }
 
-size_t InUseLocked(State& state) ABSL_EXCLUSIVE_LOCKS_REQUIRED(state.mu) {
+size_t InUseLocked(State& state, int device) ABSL_EXCLUSIVE_LOCKS_REQUIRED(state.mu) {
   std::map<ino_t, size_t> all;  // an allocation may have been imported again
-  for (const auto& [handle, memory] : state.handles) all[memory->inode] = memory->size;
-  for (const auto& [address, memory] : state.mappings) all[memory->inode] = memory->size;
+  const auto count = [&all, device](const Memory& memory) {
+    if (memory.device == device) all[memory.inode] = memory.size;
+  };
+  for (const auto& [handle, memory] : state.handles) count(*memory);
+  for (const auto& [address, mapped] : state.mappings) count(*mapped.memory);
   size_t total = 0;
   for (const auto& [inode, size] : all) total += state.created.contains(inode) ? size : 0;
   return total;
@@ -112,12 +138,12 @@ CUresult DriverGetVersion(int* version) {
   return CUDA_SUCCESS;
 }
 CUresult DeviceGetCount(int* count) {
-  *count = 1;
+  *count = FakeCuda::kDevices;
   return CUDA_SUCCESS;
 }
 CUresult DeviceGet(CUdevice* device, int ordinal) {
-  if (ordinal != 0) return CUDA_ERROR_INVALID_DEVICE;
-  *device = kDevice;
+  if (!IsDevice(ordinal)) return CUDA_ERROR_INVALID_DEVICE;
+  *device = ordinal;
   return CUDA_SUCCESS;
 }
 CUresult DeviceGetName(char* name, int size, CUdevice) {
@@ -128,17 +154,17 @@ CUresult DeviceGetAttribute(int* value, CUdevice_attribute, CUdevice) {
   *value = 1;
   return CUDA_SUCCESS;
 }
-CUresult DeviceGetUuid(CUuuid* uuid, CUdevice) {
-  std::memset(uuid, 0xfa, sizeof *uuid);
+CUresult DeviceGetUuid(CUuuid* uuid, CUdevice device) {
+  std::memset(uuid, 0xfa + device, sizeof *uuid);
   return CUDA_SUCCESS;
 }
-CUresult DeviceTotalMem(size_t* bytes, CUdevice) {
+CUresult DeviceTotalMem(size_t* bytes, CUdevice device) {
   MutexLock lock(&TheState().mu);
-  *bytes = static_cast<size_t>(TheState().total.count());
+  *bytes = static_cast<size_t>(TheState().total[static_cast<size_t>(device)].count());
   return CUDA_SUCCESS;
 }
-CUresult PrimaryCtxRetain(CUcontext* context, CUdevice) {
-  *context = TheContext();
+CUresult PrimaryCtxRetain(CUcontext* context, CUdevice device) {
+  *context = reinterpret_cast<CUcontext>(&contexts[device]);
   return CUDA_SUCCESS;
 }
 CUresult PrimaryCtxRelease(CUdevice) { return CUDA_SUCCESS; }
@@ -154,8 +180,9 @@ CUresult MemGetInfo(size_t* free, size_t* total) {
   if (NoContext()) return CUDA_ERROR_INVALID_CONTEXT;
   State& state = TheState();
   MutexLock lock(&state.mu);
-  *total = static_cast<size_t>(state.total.count());
-  *free = *total - InUseLocked(state);
+  const int device = CurrentDevice();
+  *total = static_cast<size_t>(state.total[static_cast<size_t>(device)].count());
+  *free = *total - std::min(*total, InUseLocked(state, device));
   return CUDA_SUCCESS;
 }
 
@@ -165,11 +192,14 @@ CUresult MemCreate(CUmemGenericAllocationHandle* handle, size_t size,
                    const CUmemAllocationProp* properties, unsigned long long) {
   const auto granularity = static_cast<size_t>(FakeCuda::kGranularity.count());
   if (size == 0 || size % granularity != 0 ||
-      properties->location.type != CU_MEM_LOCATION_TYPE_DEVICE || properties->location.id != 0) {
+      properties->location.type != CU_MEM_LOCATION_TYPE_DEVICE ||
+      !IsDevice(properties->location.id)) {
     return CUDA_ERROR_INVALID_VALUE;
   }
   auto memory = std::make_shared<Memory>();
-  memory->file = UniqueFd(::memfd_create("fake-gpu-memory", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  memory->device = properties->location.id;
+  const std::string name = kMemoryName + std::to_string(memory->device);
+  memory->file = UniqueFd(::memfd_create(name.c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!memory->file.valid() || ::ftruncate(memory->file.get(), static_cast<off_t>(size)) != 0 ||
       ::fcntl(memory->file.get(), F_ADD_SEALS, kSeals) != 0) {
     return CUDA_ERROR_OPERATING_SYSTEM;
@@ -180,7 +210,8 @@ CUresult MemCreate(CUmemGenericAllocationHandle* handle, size_t size,
   memory->inode = file.st_ino;
   State& state = TheState();
   MutexLock lock(&state.mu);
-  if (InUseLocked(state) + size > static_cast<size_t>(state.total.count())) {
+  const Bytes total = state.total[static_cast<size_t>(memory->device)];
+  if (InUseLocked(state, memory->device) + size > static_cast<size_t>(total.count())) {
     return CUDA_ERROR_OUT_OF_MEMORY;
   }
   *handle = state.next_handle++;
@@ -212,6 +243,16 @@ CUresult MemExport(void* descriptor, CUmemGenericAllocationHandle handle, CUmemA
   return CUDA_SUCCESS;
 }
 
+// Of a memory file, from its name.
+int DeviceOf(int fd) {
+  char target[256] = "";
+  const std::string link = "/proc/self/fd/" + std::to_string(fd);
+  if (::readlink(link.c_str(), target, sizeof target - 1) < 0) return -1;
+  const std::string name(target);
+  const size_t found = name.find(kMemoryName);
+  return found == std::string::npos ? -1 : std::atoi(name.c_str() + found + kMemoryName.size());
+}
+
 CUresult MemImport(CUmemGenericAllocationHandle* handle, void* descriptor,
                    CUmemAllocationHandleType) {
   const int fd = static_cast<int>(reinterpret_cast<intptr_t>(descriptor));
@@ -223,6 +264,8 @@ CUresult MemImport(CUmemGenericAllocationHandle* handle, void* descriptor,
   memory->file = UniqueFd(::fcntl(fd, F_DUPFD_CLOEXEC, 0));
   memory->size = static_cast<size_t>(file.st_size);
   memory->inode = file.st_ino;
+  memory->device = DeviceOf(fd);
+  if (!IsDevice(memory->device)) return CUDA_ERROR_INVALID_VALUE;
   memory->imported = true;
   MutexLock lock(&TheState().mu);
   *handle = TheState().next_handle++;
@@ -232,11 +275,12 @@ CUresult MemImport(CUmemGenericAllocationHandle* handle, void* descriptor,
 
 CUresult MemGetProperties(CUmemAllocationProp* properties, CUmemGenericAllocationHandle handle) {
   MutexLock lock(&TheState().mu);
-  if (!TheState().handles.contains(handle)) return CUDA_ERROR_INVALID_VALUE;
+  const auto found = TheState().handles.find(handle);
+  if (found == TheState().handles.end()) return CUDA_ERROR_INVALID_VALUE;
   *properties = {};
   properties->type = CU_MEM_ALLOCATION_TYPE_PINNED;
   properties->requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
-  properties->location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = 0};
+  properties->location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = found->second->device};
   return CUDA_SUCCESS;
 }
 
@@ -282,15 +326,15 @@ bool Reserved(State& state, CUdeviceptr address, size_t size)
 }
 
 // The mappings that cover exactly [address, address + size); empty if they do not.
-std::map<CUdeviceptr, MemoryPtr> Covering(State& state, CUdeviceptr address, size_t size)
+std::map<CUdeviceptr, Mapped> Covering(State& state, CUdeviceptr address, size_t size)
     ABSL_EXCLUSIVE_LOCKS_REQUIRED(state.mu) {
-  std::map<CUdeviceptr, MemoryPtr> covering;
+  std::map<CUdeviceptr, Mapped> covering;
   CUdeviceptr at = address;
   while (at < address + size) {
     const auto mapping = state.mappings.find(at);
     if (mapping == state.mappings.end()) return {};
     covering.insert(*mapping);
-    at += mapping->second->size;
+    at += mapping->second.memory->size;
   }
   if (at != address + size) covering.clear();
   return covering;
@@ -311,37 +355,39 @@ CUresult MemMap(CUdeviceptr address, size_t size, size_t offset,
   }
   if (after != state.mappings.begin()) {
     const auto before = std::prev(after);
-    if (before->first + before->second->size > address) return CUDA_ERROR_INVALID_VALUE;
+    if (before->first + before->second.memory->size > address) return CUDA_ERROR_INVALID_VALUE;
   }
-  state.mappings[address] = found->second;
+  state.mappings[address] = Mapped{found->second};
   return CUDA_SUCCESS;
 }
 
 CUresult MemSetAccess(CUdeviceptr address, size_t size, const CUmemAccessDesc* access,
                       size_t count) {
-  if (count != 1 || access->location.type != CU_MEM_LOCATION_TYPE_DEVICE) {
+  if (count != 1 || access->location.type != CU_MEM_LOCATION_TYPE_DEVICE ||
+      !IsDevice(access->location.id)) {
     return CUDA_ERROR_INVALID_VALUE;
   }
   State& state = TheState();
   MutexLock lock(&state.mu);
   const auto covering = Covering(state, address, size);
   if (covering.empty()) return CUDA_ERROR_INVALID_VALUE;
-  for (const auto& [at, memory] : covering) {
-    if (::mmap(Pointer(at), memory->size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED,
-               memory->file.get(), 0) == MAP_FAILED) {
+  for (const auto& [at, mapped] : covering) {
+    if (::mmap(Pointer(at), mapped.memory->size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED,
+               mapped.memory->file.get(), 0) == MAP_FAILED) {
       return CUDA_ERROR_OPERATING_SYSTEM;
     }
+    state.mappings[at].open_to = access->location.id;
   }
   return CUDA_SUCCESS;
 }
 
 CUresult MemUnmap(CUdeviceptr address, size_t size) {
-  std::map<CUdeviceptr, MemoryPtr> covering;  // closed after the lock
+  std::map<CUdeviceptr, Mapped> covering;  // closed after the lock
   State& state = TheState();
   MutexLock lock(&state.mu);
   covering = Covering(state, address, size);
   if (covering.empty()) return CUDA_ERROR_INVALID_VALUE;
-  for (const auto& [at, memory] : covering) state.mappings.erase(at);
+  for (const auto& [at, mapped] : covering) state.mappings.erase(at);
   ::mmap(Pointer(address), size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED,
          -1, 0);
   return CUDA_SUCCESS;
@@ -381,14 +427,16 @@ Event* EventOf(CUevent event) { return reinterpret_cast<Event*>(event); }
 
 CUresult Submit(CUstream stream, std::function<void()> work) {
   if (NoContext()) return CUDA_ERROR_INVALID_CONTEXT;
-  if (stream == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+  if (stream == nullptr || StreamOf(stream)->device() != CurrentDevice()) {
+    return CUDA_ERROR_INVALID_HANDLE;
+  }
   StreamOf(stream)->Submit(std::move(work));
   return CUDA_SUCCESS;
 }
 
 CUresult StreamCreate(CUstream* stream, unsigned, int) {
   if (NoContext()) return CUDA_ERROR_INVALID_CONTEXT;
-  *stream = reinterpret_cast<CUstream>(new FakeStream);
+  *stream = reinterpret_cast<CUstream>(new FakeStream(CurrentDevice()));
   return CUDA_SUCCESS;
 }
 CUresult StreamDestroy(CUstream stream) {
@@ -407,7 +455,7 @@ CUresult StreamWaitEvent(CUstream stream, CUevent event, unsigned) {
 }
 CUresult EventCreate(CUevent* event, unsigned) {
   if (NoContext()) return CUDA_ERROR_INVALID_CONTEXT;
-  *event = reinterpret_cast<CUevent>(new Event);
+  *event = reinterpret_cast<CUevent>(new Event(CurrentDevice()));
   return CUDA_SUCCESS;
 }
 CUresult EventDestroy(CUevent event) {
@@ -415,6 +463,9 @@ CUresult EventDestroy(CUevent event) {
   return CUDA_SUCCESS;
 }
 CUresult EventRecord(CUevent event, CUstream stream) {
+  if (stream == nullptr || EventOf(event)->device != StreamOf(stream)->device()) {
+    return CUDA_ERROR_INVALID_HANDLE;
+  }
   auto done = std::make_shared<Notification>();
   EventOf(event)->done = done;
   return Submit(stream, [done] { done->Notify(); });
@@ -430,7 +481,20 @@ CUresult EventSynchronize(CUevent event) {
   return CUDA_SUCCESS;
 }
 
+// Whether an address that lies in mapped memory is open to the current device; of others nothing is
+// known.
+bool Open(CUdeviceptr address) {
+  State& state = TheState();
+  MutexLock lock(&state.mu);
+  auto mapping = state.mappings.upper_bound(address);
+  if (mapping == state.mappings.begin()) return true;
+  --mapping;
+  const bool inside = address < mapping->first + mapping->second.memory->size;
+  return !inside || NoContext() || mapping->second.open_to == CurrentDevice();
+}
+
 CUresult MemcpyHtoD(CUdeviceptr to, const void* from, size_t size, CUstream stream) {
+  if (!Open(to)) return CUDA_ERROR_ILLEGAL_ADDRESS;
   return Submit(stream, [to, from, size] {
     std::memcpy(Pointer(to), from, size);
     MutexLock lock(&TheState().mu);
@@ -441,12 +505,15 @@ CUresult MemcpyHtoD(CUdeviceptr to, const void* from, size_t size, CUstream stre
   });
 }
 CUresult MemcpyDtoH(void* to, CUdeviceptr from, size_t size, CUstream stream) {
+  if (!Open(from)) return CUDA_ERROR_ILLEGAL_ADDRESS;
   return Submit(stream, [to, from, size] { std::memcpy(to, Pointer(from), size); });
 }
 CUresult MemcpyDtoD(CUdeviceptr to, CUdeviceptr from, size_t size, CUstream stream) {
+  if (!Open(to) || !Open(from)) return CUDA_ERROR_ILLEGAL_ADDRESS;
   return Submit(stream, [to, from, size] { std::memmove(Pointer(to), Pointer(from), size); });
 }
 CUresult MemsetD32(CUdeviceptr to, unsigned value, size_t count, CUstream stream) {
+  if (!Open(to)) return CUDA_ERROR_ILLEGAL_ADDRESS;
   return Submit(stream, [to, value, count] {
     auto* const words = static_cast<unsigned*>(Pointer(to));
     std::fill(words, words + count, value);
@@ -533,7 +600,7 @@ CudaDriver MakeTable() {
 
 }  // namespace
 
-FakeStream::FakeStream() : thread_([this] { Run(); }) {}
+FakeStream::FakeStream(int device) : device_(device), thread_([this] { Run(); }) {}
 
 FakeStream::~FakeStream() {
   {
@@ -586,13 +653,18 @@ void FakeCuda::Reset() {
 
 void FakeCuda::SetMemory(Bytes total) {
   MutexLock lock(&TheState().mu);
-  TheState().total = total;
+  TheState().total.fill(total);
 }
 
-Bytes FakeCuda::InUse() {
+void FakeCuda::SetMemory(int device, Bytes total) {
+  MutexLock lock(&TheState().mu);
+  TheState().total[static_cast<size_t>(device)] = total;
+}
+
+Bytes FakeCuda::InUse(int device) {
   State& state = TheState();
   MutexLock lock(&state.mu);
-  return Bytes(static_cast<int64_t>(InUseLocked(state)));
+  return Bytes(static_cast<int64_t>(InUseLocked(state, device)));
 }
 
 size_t FakeCuda::Handles() {

@@ -6,9 +6,11 @@
 // What it imitates, because callers depend on it: an allocation lives as long as a handle, a
 // mapping or a descriptor of it; imported handles cannot be exported; whole allocations are mapped
 // and unmapped; memory is accessible after cuMemSetAccess only (before, an access is a SIGSEGV);
-// streams are in order and asynchronous; calls that need a context fail without one.
+// streams are in order and asynchronous; calls that need a context fail without one, and those
+// about a stream or an event with the context of another device; memory is one device's, in every
+// process, and copies and fills fail where it is open to another device than the stream's.
 //
-// One device, "Fake GPU", for the whole process. Thread-safe.
+// FakeCuda::kDevices devices, "Fake GPU". Thread-safe.
 #ifndef PALIMPSEST_COMMON_CUDA_TESTING_FAKE_DRIVER_H_
 #define PALIMPSEST_COMMON_CUDA_TESTING_FAKE_DRIVER_H_
 
@@ -28,14 +30,17 @@ const CudaDriver& FakeCudaDriver();
 class FakeCuda {
  public:
   static constexpr Bytes kGranularity = MiB(2);
+  static constexpr int kDevices = 3;
 
   // Streams run, no failures, no limit. Handles and mappings stay.
   static void Reset();
 
-  // Memory that cuMemCreate hands out in this process; OUT_OF_MEMORY beyond it.
+  // Memory of each device that cuMemCreate hands out in this process; OUT_OF_MEMORY beyond it.
   static void SetMemory(Bytes total);
-  // Created by this process and still reachable from it: a handle or a mapping.
-  static Bytes InUse();
+  // Of one device.
+  static void SetMemory(int device, Bytes total);
+  // Created by this process on the device and still reachable from it: a handle or a mapping.
+  static Bytes InUse(int device = 0);
   static size_t Handles();
   static size_t Mappings();
   static size_t Registered();  // host ranges

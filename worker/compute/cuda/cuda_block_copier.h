@@ -1,9 +1,10 @@
-// Copies KV blocks that lie in a GPU's memory.
+// Copies KV blocks that lie in the memory of one GPU or several.
 #ifndef PALIMPSEST_WORKER_COMPUTE_CUDA_CUDA_BLOCK_COPIER_H_
 #define PALIMPSEST_WORKER_COMPUTE_CUDA_CUDA_BLOCK_COPIER_H_
 
 #include <memory>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -16,26 +17,27 @@ namespace palimpsest {
 
 class CudaBlockCopier final : public BlockCopier {
  public:
-  static absl::StatusOr<std::unique_ptr<CudaBlockCopier>> Create(CudaContextPtr context,
-                                                                 const ModelMemory& memory);
+  // A GPU and what the worker has on it.
+  struct Rank {
+    CudaContextPtr context;
+    ModelMemory memory;
+  };
 
-  // All moves are under way at once; blocks until the last has ended. A GPU that fails is fatal:
-  // the process ends, as nobody knows what the blocks hold.
+  static absl::StatusOr<std::unique_ptr<CudaBlockCopier>> Create(std::vector<Rank> ranks);
+
+  // All moves are under way at once, on all GPUs; blocks until the last has ended. A GPU that fails
+  // is fatal: the process ends, as nobody knows what the blocks hold.
   void Copy(absl::Span<const BlockMove> moves) override;
 
  private:
-  CudaBlockCopier(CudaContextPtr context, CudaStream stream, const ModelMemory& memory)
-      : context_(std::move(context)), stream_(std::move(stream)), memory_(memory) {}
+  CudaBlockCopier(std::vector<Rank> ranks, std::vector<CudaStream> streams)
+      : ranks_(std::move(ranks)), streams_(std::move(streams)) {}
 
   absl::Status Try(absl::Span<const BlockMove> moves) const;
-  CUdeviceptr At(BlockId block) const {
-    return reinterpret_cast<CUdeviceptr>(memory_.kv +
-                                         (memory_.kv_block_bytes * block.value()).count());
-  }
+  static absl::Status Queue(const Rank& rank, absl::Span<const BlockMove> moves, CUstream stream);
 
-  const CudaContextPtr context_;
-  const CudaStream stream_;
-  const ModelMemory memory_;
+  const std::vector<Rank> ranks_;
+  const std::vector<CudaStream> streams_;
 };
 
 }  // namespace palimpsest

@@ -20,38 +20,52 @@ constexpr int kSlabs = 4;
 constexpr Bytes kBlock = KiB(600);
 const uint32_t kBlocks = static_cast<uint32_t>(kSlab * kSlabs / kBlock);
 
+// On two GPUs, whose blocks of a number differ.
 class CudaBlockCopierTest : public ::testing::Test {
  protected:
   CudaBlockCopierTest() {
     FakeCuda::Reset();
-    context_ = *CudaContext::Open(FakeCudaDriver(), 0);
-    EXPECT_TRUE(context_->MakeCurrent().ok());
-    range_ = *CudaAddressRange::Reserve(FakeCudaDriver(), 0, kSlab * kSlabs);
-    for (int i = 0; i < kSlabs; ++i) {
-      slabs_.push_back(*CudaAllocation::Create(FakeCudaDriver(), 0, kSlab));
-      EXPECT_TRUE(range_.Map(kSlab * i, kSlab, slabs_.back()).ok());
+    std::vector<CudaBlockCopier::Rank> ranks;
+    for (const int gpu : {1, 0}) {
+      ranks.push_back({*CudaContext::Open(FakeCudaDriver(), gpu), {}});
+      ranges_.push_back(*CudaAddressRange::Reserve(FakeCudaDriver(), gpu, kSlab * kSlabs));
+      for (int i = 0; i < kSlabs; ++i) {
+        slabs_.push_back(*CudaAllocation::Create(FakeCudaDriver(), gpu, kSlab));
+        EXPECT_TRUE(ranges_.back().Map(kSlab * i, kSlab, slabs_.back()).ok());
+      }
+      EXPECT_TRUE(ranges_.back().Open(Bytes(0), kSlab * kSlabs).ok());
+      ranks.back().memory.kv = reinterpret_cast<std::byte*>(ranges_.back().base());
+      ranks.back().memory.kv_block_bytes = kBlock;
     }
-    EXPECT_TRUE(range_.Open(Bytes(0), kSlab * kSlabs).ok());
-    memory_.kv = reinterpret_cast<std::byte*>(range_.base());
-    memory_.kv_block_bytes = kBlock;
-    copier_ = *CudaBlockCopier::Create(context_, memory_);
+    copier_ = *CudaBlockCopier::Create(std::move(ranks));
     for (uint32_t b = 0; b < kBlocks; ++b) Fill(b, static_cast<int>(b) + 1);
   }
-  ~CudaBlockCopierTest() override { (void)range_.Unmap(Bytes(0), kSlab * kSlabs); }
+  ~CudaBlockCopierTest() override {
+    for (const CudaAddressRange& range : ranges_) (void)range.Unmap(Bytes(0), kSlab * kSlabs);
+  }
 
-  std::byte* At(uint32_t block) { return memory_.kv + (kBlock * block).count(); }
   void Fill(uint32_t block, int byte) {
-    std::memset(At(block), byte, static_cast<size_t>(kBlock.count()));
+    for (const CudaAddressRange& range : ranges_) {
+      std::memset(At(range, block), byte++, static_cast<size_t>(kBlock.count()));
+    }
   }
   bool Holds(uint32_t block, int byte) {
-    return std::all_of(At(block), At(block) + kBlock.count(),
-                       [byte](std::byte b) { return b == static_cast<std::byte>(byte); });
+    for (const CudaAddressRange& range : ranges_) {
+      const auto wanted = static_cast<std::byte>(byte++);
+      if (!std::all_of(At(range, block), At(range, block) + kBlock.count(),
+                       [wanted](std::byte b) { return b == wanted; })) {
+        return false;
+      }
+    }
+    return true;
   }
 
-  CudaContextPtr context_;
-  CudaAddressRange range_;
+  static std::byte* At(const CudaAddressRange& range, uint32_t block) {
+    return reinterpret_cast<std::byte*>(range.base()) + (kBlock * block).count();
+  }
+
+  std::vector<CudaAddressRange> ranges_;
   std::vector<CudaAllocation> slabs_;
-  ModelMemory memory_;
   std::unique_ptr<CudaBlockCopier> copier_;
 };
 

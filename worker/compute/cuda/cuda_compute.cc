@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <system_error>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "common/cuda/context.h"
@@ -45,25 +46,40 @@ absl::StatusOr<UniqueFd> LockCache(const std::string& file) {
   return ErrnoStatus(absl::StrCat("cannot lock ", lock, " (engine.gemm_cache_file)"));
 }
 
+absl::StatusOr<std::unique_ptr<CudaBlockCopier>> MakeCopier(absl::Span<const ModelMemory> memory,
+                                                            const CudaComputeOptions& options) {
+  const absl::StatusOr<const CudaDriver*> driver = CudaDriver::Load();
+  if (!driver.ok()) return driver.status();
+  std::vector<CudaBlockCopier::Rank> ranks;
+  for (size_t i = 0; i < memory.size(); ++i) {
+    absl::StatusOr<CudaContextPtr> context = CudaContext::Open(**driver, options.gpus[i]);
+    if (!context.ok()) return context.status();
+    ranks.push_back({*std::move(context), memory[i]});
+  }
+  return CudaBlockCopier::Create(std::move(ranks));
+}
+
 }  // namespace
 
 absl::StatusOr<CudaCompute> MakeCudaCompute(const ModelConfig& model, const ImageLayout& layout,
-                                            const ModelMemory& memory, ParameterGate* gate,
+                                            absl::Span<const ModelMemory> memory,
+                                            ParameterGate* gate,
                                             const CudaComputeOptions& options) {
+  if (options.gpus.size() != 1) {
+    return absl::FailedPreconditionError(absl::StrCat("engine.gpus names ", options.gpus.size(),
+                                                      " GPUs, but this release computes on "
+                                                      "one: expected one"));
+  }
   cuda::CudaRunnerOptions runner_options;
-  runner_options.device = options.gpu;
+  runner_options.device = options.gpus[0];
   runner_options.block_tokens = options.block_tokens;
   runner_options.max_step_tokens = options.max_step_tokens;
   runner_options.max_sequences = options.max_sequences;
   runner_options.gemm_cache_file = options.gemm_cache_file;
-  if (absl::Status status = CheckWorkspace(model, memory, runner_options); !status.ok()) {
+  if (absl::Status status = CheckWorkspace(model, memory[0], runner_options); !status.ok()) {
     return status;
   }
-  const absl::StatusOr<const CudaDriver*> driver = CudaDriver::Load();
-  if (!driver.ok()) return driver.status();
-  absl::StatusOr<CudaContextPtr> context = CudaContext::Open(**driver, options.gpu);
-  if (!context.ok()) return context.status();
-  auto copier = CudaBlockCopier::Create(*std::move(context), memory);
+  absl::StatusOr<std::unique_ptr<CudaBlockCopier>> copier = MakeCopier(memory, options);
   if (!copier.ok()) return copier.status();
   UniqueFd lock;
   if (!options.gemm_cache_file.empty()) {
@@ -71,7 +87,7 @@ absl::StatusOr<CudaCompute> MakeCudaCompute(const ModelConfig& model, const Imag
     if (!locked.ok()) return locked.status();
     lock = *std::move(locked);
   }
-  auto runner = cuda::CudaRunner::Create(model, layout, memory, gate, runner_options);
+  auto runner = cuda::CudaRunner::Create(model, layout, memory[0], gate, runner_options);
   if (!runner.ok()) return runner.status();
   return CudaCompute{*std::move(runner), *std::move(copier)};
 }

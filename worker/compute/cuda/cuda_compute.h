@@ -6,8 +6,10 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "worker/core/block_copier.h"
 #include "worker/core/model_runner.h"
 #include "worker/model/image_layout.h"
@@ -16,7 +18,8 @@
 namespace palimpsest {
 
 struct CudaComputeOptions {
-  int gpu = 0;
+  // One for each rank (worker/model/tensor_parallel.h).
+  std::vector<int> gpus = {0};
   int32_t block_tokens = 16;
   // The largest step, as the scheduler makes them.
   int32_t max_step_tokens = 0;
@@ -31,13 +34,16 @@ struct CudaCompute {
   std::unique_ptr<BlockCopier> copier;
 };
 
+// `model` is the whole model, `layout` that of one rank's part of its image, `memory` what each
+// rank has on its GPU; RankConfig(model, gpus.size()) is what a rank computes.
+//
 // Blocks for seconds while algorithms are measured and graphs captured. `gate` must outlive the
 // runner, and the memory both. FailedPrecondition names what is missing (the toolkit when this
 // program was built, the driver, the GPU) or, for a workspace that is too small, the settings that
 // would repair it; InvalidArgument: a model that the kernels do not take.
 absl::StatusOr<CudaCompute> MakeCudaCompute(const ModelConfig& model, const ImageLayout& layout,
-                                            const ModelMemory& memory, ParameterGate* gate,
-                                            const CudaComputeOptions& options);
+                                            absl::Span<const ModelMemory> memory,
+                                            ParameterGate* gate, const CudaComputeOptions& options);
 
 }  // namespace palimpsest
 

@@ -29,7 +29,7 @@ TEST(CudaCompute, TooSmallAWorkspaceIsRefusedWithTheSettingsThatRepairIt) {
   ModelMemory memory;
   memory.kv_block_bytes = model.KvBytes(options.block_tokens);
   memory.workspace_bytes = MiB(1);
-  const auto compute = MakeCudaCompute(model, layout, memory, nullptr, options);
+  const auto compute = MakeCudaCompute(model, layout, {memory}, nullptr, options);
   EXPECT_EQ(compute.status().code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(std::string(compute.status().message()),
               AllOf(HasSubstr("is 1 MiB"), HasSubstr("`workspace: "),

@@ -303,10 +303,10 @@ absl::Status CudaRunner::Submit(const StepPlan& plan) {
 
 absl::Status CudaRunner::AwaitOnStream(int stage) {
   if (gate_ == nullptr) return absl::OkStatus();
-  auto event = gate_->StageEvent(stage);
-  if (!event.ok()) return event.status();
-  if (*event == nullptr) return absl::OkStatus();
-  return CudaStatus(cudaStreamWaitEvent(stream_, static_cast<cudaEvent_t>(*event), 0),
+  void* event = nullptr;
+  absl::Status status = gate_->StageEvents(stage, absl::MakeSpan(&event, 1));
+  if (!status.ok() || event == nullptr) return status;
+  return CudaStatus(cudaStreamWaitEvent(stream_, static_cast<cudaEvent_t>(event), 0),
                     "wait for the parameters");
 }
 

@@ -3,7 +3,7 @@
 namespace palimpsest {
 
 absl::StatusOr<CudaCompute> MakeCudaCompute(const ModelConfig&, const ImageLayout&,
-                                            const ModelMemory&, ParameterGate*,
+                                            absl::Span<const ModelMemory>, ParameterGate*,
                                             const CudaComputeOptions&) {
   return absl::FailedPreconditionError(
       "device cuda: this program was built without a CUDA toolkit; build it where one is (see "

@@ -104,7 +104,9 @@ size_t CudaImageRestorer::StageOf(RegionIndex slab) const {
   return static_cast<size_t>(after - shape_.stages.begin()) - 1;
 }
 
-void* CudaImageRestorer::StageEvent(int stage) { return stages_[static_cast<size_t>(stage)].get(); }
+void* CudaImageRestorer::StageEvent(int stage, int) {
+  return stages_[static_cast<size_t>(stage)].get();
+}
 
 absl::Status CudaImageRestorer::Hash(CUdeviceptr slab, size_t slot) const {
   unsigned chunk = static_cast<unsigned>(kChecksumChunk);

@@ -34,7 +34,7 @@ class CudaImageRestorer : public ImageRestorer {
 
   absl::Status Restore(std::byte* base, absl::Span<const RegionIndex> slabs,
                        const Progress& progress) override;
-  void* StageEvent(int stage) override;
+  void* StageEvent(int stage, int rank) override;
   const UniqueFd& image() const override { return image_; }
 
  private:

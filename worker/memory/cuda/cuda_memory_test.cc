@@ -194,7 +194,7 @@ TEST_F(CudaImageRestorerTest, StagesAreOpenToAStreamBeforeTheirBytesAreThere) {
   auto compute = *CudaStream::Create(memory_->context());
   const CudaDriver& driver = FakeCudaDriver();
   ASSERT_EQ(
-      driver.cuStreamWaitEvent(compute.get(), static_cast<CUevent>(restorer->StageEvent(0)), 0),
+      driver.cuStreamWaitEvent(compute.get(), static_cast<CUevent>(restorer->StageEvent(0, 0)), 0),
       CUDA_SUCCESS);
   std::string seen(kSlabSize, 0);
   ASSERT_EQ(
