@@ -56,7 +56,7 @@ PALIMPSEST_INLINE float ReduceMax(F32x16 a) {
 }
 
 PALIMPSEST_INLINE void Prefetch(const std::byte* p) {
-  _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T0);
+  _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T1);
 }
 
 PALIMPSEST_INLINE void SplitWords(__m512i words, F32x16& low, F32x16& high) {
