@@ -152,13 +152,21 @@ absl::StatusOr<std::unique_ptr<Gemm>> Gemm::Create(GemmLibrary& library, const G
 }
 
 int64_t Gemm::OutputBytes(int32_t rows) const {
-  return int64_t{rows} * shape_.outputs * (shape_.float_output ? 4 : 2);
+  return rows * shape_.output_row() * (shape_.float_output ? 4 : 2);
 }
 
 std::string Gemm::Key(int32_t rows) const {
-  return absl::StrCat(library_.gpu_, "|", library_.version(), "|", shape_.outputs, "x",
-                      shape_.inputs, "|", rows, shape_.bias ? "|bias" : "",
-                      shape_.accumulate ? "|accumulate" : "", shape_.float_output ? "|float" : "");
+  std::string key =
+      absl::StrCat(library_.gpu_, "|", library_.version(), "|", shape_.outputs, "x", shape_.inputs,
+                   "|", rows, shape_.bias ? "|bias" : "", shape_.accumulate ? "|accumulate" : "",
+                   shape_.float_output ? "|float" : "");
+  if (shape_.input_stride > 0 || shape_.output_stride > 0) {
+    absl::StrAppend(&key, "|rows ", shape_.input_row(), " ", shape_.output_row());
+  }
+  if (shape_.batch > 1) {
+    absl::StrAppend(&key, "|batch ", shape_.batch, " ", shape_.input_step, " ", shape_.output_step);
+  }
+  return key;
 }
 
 absl::Status Gemm::MakeDescriptors() {
@@ -178,13 +186,24 @@ absl::Status Gemm::MakeDescriptors() {
     set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, static_cast<const void*>(library_.options_.scratch));
   }
   const auto layout = [&](cublasLtMatrixLayout_t& made, cudaDataType type, int32_t rows,
-                          int32_t columns) {
+                          int32_t columns, int64_t stride, int64_t step) {
     status.Update(
-        BlasStatus(lt.cublasLtMatrixLayoutCreate(&made, type, rows, columns, rows), "layout"));
+        BlasStatus(lt.cublasLtMatrixLayoutCreate(&made, type, rows, columns, stride), "layout"));
+    if (!status.ok() || shape_.batch == 1) return;
+    status =
+        BlasStatus(lt.cublasLtMatrixLayoutSetAttribute(made, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT,
+                                                       &shape_.batch, sizeof(shape_.batch)),
+                   "batch");
+    status.Update(
+        BlasStatus(lt.cublasLtMatrixLayoutSetAttribute(
+                       made, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &step, sizeof(step)),
+                   "batch"));
   };
-  layout(d.weights, CUDA_R_16BF, shape_.inputs, shape_.outputs);
-  layout(d.input, CUDA_R_16BF, shape_.inputs, 1);
-  layout(d.output, shape_.float_output ? CUDA_R_32F : CUDA_R_16BF, shape_.outputs, 1);
+  layout(d.weights, CUDA_R_16BF, shape_.inputs, shape_.outputs, shape_.inputs,
+         int64_t{shape_.outputs} * shape_.inputs);
+  layout(d.input, CUDA_R_16BF, shape_.inputs, 1, shape_.input_row(), shape_.input_step);
+  layout(d.output, shape_.float_output ? CUDA_R_32F : CUDA_R_16BF, shape_.outputs, 1,
+         shape_.output_row(), shape_.output_step);
   return status;
 }
 
@@ -240,7 +259,7 @@ absl::StatusOr<std::vector<GemmChoice>> Gemm::Candidates(int32_t rows) {
 // cache, as in a model. Input and output overlap them, which matters to nobody.
 absl::StatusOr<double> Gemm::Measure(const GemmChoice& choice, int32_t rows, int repeats) {
   const GemmLibrary::Options& options = library_.options_;
-  const int64_t matrix = int64_t{shape_.outputs} * shape_.inputs * 2;
+  const int64_t matrix = shape_.weight_bytes();
   const int64_t places = std::max<int64_t>(1, options.scratch_bytes.count() / matrix);
   auto* scratch = static_cast<std::byte*>(options.scratch);
   const auto call_at = [&](int64_t i) {
@@ -276,8 +295,9 @@ absl::Status Gemm::Choose(int32_t rows, GemmChoice& best) {
     return absl::NotFoundError(absl::StrCat("cuBLASLt has no algorithm for ", Key(rows)));
   }
   best = candidates->front();
-  const int64_t matrix = int64_t{shape_.outputs} * shape_.inputs * 2;
-  if (std::max(matrix, OutputBytes(rows)) > library_.options_.scratch_bytes.count()) {
+  const int64_t input = rows * shape_.input_row() * 2;
+  if (std::max({shape_.weight_bytes(), input, OutputBytes(rows)}) >
+      library_.options_.scratch_bytes.count()) {
     return absl::OkStatus();
   }
   // The power that a product draws depends on its numbers, so they are random.

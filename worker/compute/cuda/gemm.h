@@ -31,6 +31,18 @@ struct GemmShape {
   bool bias = false;
   bool accumulate = false;
   bool float_output = false;  // float32 instead of bfloat16
+  // Elements from one row to the next; 0: rows are adjacent.
+  int64_t input_stride = 0;
+  int64_t output_stride = 0;
+  // Products that run as one: their weights are adjacent, their inputs and outputs so many elements
+  // apart. Without bias.
+  int32_t batch = 1;
+  int64_t input_step = 0;
+  int64_t output_step = 0;
+
+  int64_t input_row() const { return input_stride > 0 ? input_stride : inputs; }
+  int64_t output_row() const { return output_stride > 0 ? output_stride : outputs; }
+  int64_t weight_bytes() const { return int64_t{batch} * outputs * inputs * 2; }
 };
 
 struct GemmCall {
