@@ -20,7 +20,7 @@ TEST(UniqueFd, DestructionClosesExactlyOnce) {
     UniqueFd first = OpenNull();
     number = first.get();
     UniqueFd second = std::move(first);
-    EXPECT_FALSE(first.valid());
+    EXPECT_FALSE(first.valid());  // NOLINT(bugprone-use-after-move): a promise of the class
     EXPECT_EQ(second.get(), number);
     EXPECT_TRUE(IsOpen(number));
   }

@@ -1,13 +1,8 @@
 #include "common/yaml_config.h"
 
-#include <yaml-cpp/eventhandler.h>
-#include <yaml-cpp/exceptions.h>
-#include <yaml-cpp/parser.h>
-
 #include <algorithm>
 #include <cmath>
 #include <map>
-#include <sstream>
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
@@ -16,33 +11,12 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "common/file.h"
+#include "common/yaml_tree.h"
 
 namespace palimpsest {
 namespace yaml_config_internal {
 
-constexpr Bytes kMaxFile = MiB(1);
-constexpr size_t kMaxDepth = 16;
-constexpr size_t kMaxNodes = 20'000;
 constexpr size_t kMaxErrors = 20;
-
-struct Node {
-  enum class Kind { kNull, kScalar, kList, kMap };
-  Kind kind = Kind::kNull;
-  int line = 1;
-  std::string text;
-  bool quoted = false;
-  std::vector<std::unique_ptr<Node>> items;
-  std::vector<std::pair<std::string, std::unique_ptr<Node>>> entries;
-  // A setting that was asked for; Finish reports the others.
-  mutable bool read = false;
-
-  const Node* Entry(absl::string_view key) const {
-    for (const auto& [name, node] : entries) {
-      if (name == key) return node.get();
-    }
-    return nullptr;
-  }
-};
 
 // A setting as it was read: a scalar in YAML syntax, or a map or list of settings.
 struct Effective {
@@ -69,100 +43,6 @@ struct Document {
 };
 
 namespace {
-
-class SyntaxError : public YAML::Exception {
- public:
-  using YAML::Exception::Exception;
-};
-
-// Builds the tree from parser events and stops at what is not accepted.
-class TreeBuilder : public YAML::EventHandler {
- public:
-  std::unique_ptr<Node> Take() { return std::move(root_); }
-
-  void OnDocumentStart(const YAML::Mark&) override {}
-  void OnDocumentEnd() override {}
-  void OnNull(const YAML::Mark& mark, YAML::anchor_t anchor) override {
-    Add(mark, "", anchor, Node::Kind::kNull);
-  }
-  void OnAlias(const YAML::Mark& mark, YAML::anchor_t) override { Refuse(mark, "an alias"); }
-  void OnScalar(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor,
-                const std::string& value) override {
-    const bool quoted = tag == "!";
-    // yaml-cpp calls "~" and "null" scalars.
-    const bool null = !quoted && (value == "~" || value == "null");
-    if (awaiting_key()) {
-      CheckPlain(mark, tag, anchor);
-      if (open_.back()->Entry(value) != nullptr) {
-        Refuse(mark, absl::StrCat("a second '", value, "'"));
-      }
-      Count(mark);
-      open_.back()->entries.emplace_back(value, nullptr);
-      return;
-    }
-    Node* node = Add(mark, tag, anchor, null ? Node::Kind::kNull : Node::Kind::kScalar);
-    node->text = value;
-    node->quoted = quoted;
-  }
-  void OnSequenceStart(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor,
-                       YAML::EmitterStyle::value) override {
-    Open(mark, Add(mark, tag, anchor, Node::Kind::kList));
-  }
-  void OnSequenceEnd() override { open_.pop_back(); }
-  void OnMapStart(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor,
-                  YAML::EmitterStyle::value) override {
-    Open(mark, Add(mark, tag, anchor, Node::Kind::kMap));
-  }
-  void OnMapEnd() override { open_.pop_back(); }
-
- private:
-  [[noreturn]] static void Refuse(const YAML::Mark& mark, absl::string_view what) {
-    throw SyntaxError(mark, absl::StrCat("found ", what, ", which is not allowed here"));
-  }
-
-  static void CheckPlain(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor) {
-    if (anchor != 0) Refuse(mark, "an anchor");
-    if (!tag.empty() && tag != "?" && tag != "!") Refuse(mark, "a tag");
-  }
-
-  void Count(const YAML::Mark& mark) {
-    if (++count_ > kMaxNodes) Refuse(mark, absl::StrCat("more than ", kMaxNodes, " values"));
-  }
-
-  // Whether the innermost open node is a map whose next scalar is a key.
-  bool awaiting_key() const {
-    if (open_.empty() || open_.back()->kind != Node::Kind::kMap) return false;
-    return open_.back()->entries.empty() || open_.back()->entries.back().second != nullptr;
-  }
-
-  Node* Add(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor,
-            Node::Kind kind) {
-    CheckPlain(mark, tag, anchor);
-    Count(mark);
-    if (awaiting_key()) Refuse(mark, "a key that is not a string");
-    auto node = std::make_unique<Node>();
-    Node* const added = node.get();
-    node->kind = kind;
-    node->line = mark.line + 1;
-    if (open_.empty()) {
-      root_ = std::move(node);
-    } else if (open_.back()->kind == Node::Kind::kMap) {
-      open_.back()->entries.back().second = std::move(node);
-    } else {
-      open_.back()->items.push_back(std::move(node));
-    }
-    return added;
-  }
-
-  void Open(const YAML::Mark& mark, Node* node) {
-    if (open_.size() == kMaxDepth) Refuse(mark, absl::StrCat("more than ", kMaxDepth, " levels"));
-    open_.push_back(node);
-  }
-
-  std::unique_ptr<Node> root_;
-  std::vector<Node*> open_;
-  size_t count_ = 0;
-};
 
 bool IsPlainScalar(absl::string_view text) {
   return !text.empty() &&
@@ -208,23 +88,6 @@ void Emit(const Effective& setting, const std::string& indent, std::string& out)
       Emit(*child, indent + "  ", out);
     }
   }
-}
-
-std::string KindName(const Node& node) {
-  switch (node.kind) {
-    case Node::Kind::kNull:
-      return "nothing";
-    case Node::Kind::kList:
-      return "a list";
-    case Node::Kind::kMap:
-      return "a map";
-    case Node::Kind::kScalar:
-      break;
-  }
-  constexpr size_t kShown = 60;
-  const bool cut = node.text.size() > kShown;
-  return absl::StrCat(node.quoted ? "the string '" : "'",
-                      absl::Utf8SafeCEscape(node.text.substr(0, kShown)), cut ? "...'" : "'");
 }
 
 void CollectUnread(const Node& node, Document& document) {
@@ -287,7 +150,8 @@ const Node* ConfigReader::FindScalar(absl::string_view key, bool required,
   return nullptr;
 }
 
-std::string ConfigReader::String(absl::string_view key, std::optional<std::string> fallback) {
+std::string ConfigReader::String(absl::string_view key,
+                                 const std::optional<std::string>& fallback) {
   const Node* node = FindScalar(key, !fallback.has_value(), "a string");
   std::string value = node != nullptr ? node->text : fallback.value_or("");
   effective_->Child(key)->scalar = yaml_config_internal::QuotedScalar(value);
@@ -494,41 +358,16 @@ YamlConfig& YamlConfig::operator=(YamlConfig&&) noexcept = default;
 YamlConfig::~YamlConfig() = default;
 
 absl::StatusOr<YamlConfig> YamlConfig::Parse(absl::string_view text, absl::string_view file_name) {
-  if (text.size() > static_cast<size_t>(yaml_config_internal::kMaxFile.count())) {
-    return absl::InvalidArgumentError(absl::StrCat(file_name, ": longer than the ",
-                                                   yaml_config_internal::kMaxFile.ToString(),
-                                                   " allowed for a configuration"));
-  }
+  absl::StatusOr<std::unique_ptr<Node>> root = yaml_config_internal::ParseYamlTree(text, file_name);
+  if (!root.ok()) return root.status();
   auto document = std::make_unique<Document>();
   document->file_name = std::string(file_name);
-  try {
-    std::istringstream in{std::string(text)};
-    YAML::Parser parser(in);
-    yaml_config_internal::TreeBuilder builder;
-    parser.HandleNextDocument(builder);
-    document->root = builder.Take();
-    if (yaml_config_internal::TreeBuilder rest; parser.HandleNextDocument(rest)) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(file_name, ": a second YAML document ('---') is not allowed"));
-    }
-  } catch (const YAML::Exception& error) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(file_name, ":", error.mark.line + 1, ": ", error.msg));
-  }
-  if (document->root == nullptr || document->root->kind == Node::Kind::kNull) {
-    document->root = std::make_unique<Node>();
-    document->root->kind = Node::Kind::kMap;
-  }
-  if (document->root->kind != Node::Kind::kMap) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(file_name, ":", document->root->line, ": expected 'key: value' lines, got ",
-                     yaml_config_internal::KindName(*document->root)));
-  }
+  document->root = *std::move(root);
   return YamlConfig(std::move(document));
 }
 
 absl::StatusOr<YamlConfig> YamlConfig::ReadFile(const std::string& path) {
-  absl::StatusOr<std::string> text = palimpsest::ReadFile(path, yaml_config_internal::kMaxFile);
+  absl::StatusOr<std::string> text = palimpsest::ReadFile(path, yaml_config_internal::kMaxYamlFile);
   if (!text.ok()) return text.status();
   return Parse(*text, path);
 }

@@ -5,8 +5,10 @@
 //   ConfigReader root = yaml->root();
 //   config.socket = root.String("socket", "/run/palimpsest/broker.sock");  // with a default
 //   config.pool = root.Size("pool_bytes", MiB(2), GiB(1024));               // required
-//   for (auto& [name, tenant] : root.NamedMaps("tenants", 64)) { ... tenant.Int("priority", 0, 9,
-//   5) ... } RETURN_IF_ERROR(yaml->Finish());
+//   for (auto& [name, tenant] : root.NamedMaps("tenants", 64)) {
+//     config.priority[name] = tenant.Int("priority", 0, 9, 5);
+//   }
+//   if (absl::Status status = yaml->Finish(); !status.ok()) return status;
 //
 // Errors are collected, with file and line, and reported together by Finish: wrong types, values
 // out of bounds, missing settings, and keys that nobody read (typing errors). A getter that found
@@ -47,7 +49,8 @@ class ConfigReader {
  public:
   bool Has(absl::string_view key) const;
 
-  std::string String(absl::string_view key, std::optional<std::string> fallback = std::nullopt);
+  std::string String(absl::string_view key,
+                     const std::optional<std::string>& fallback = std::nullopt);
   bool Bool(absl::string_view key, std::optional<bool> fallback = std::nullopt);
   int64_t Int(absl::string_view key, int64_t min, int64_t max,
               std::optional<int64_t> fallback = std::nullopt);

@@ -52,7 +52,7 @@ ArbiterOptions Options(bool skip_clean) {
 
 class Fuzzer {
  public:
-  Fuzzer(uint32_t seed, SimulatedNode::LedgerFactory ledgers = nullptr)
+  explicit Fuzzer(uint32_t seed, SimulatedNode::LedgerFactory ledgers = nullptr)
       : random_(seed), node_(Options(seed % 2 == 1), Tenants(), std::move(ledgers)) {}
 
   void Run(int steps) {

@@ -382,8 +382,8 @@ absl::Status Arbiter::Impl::OnSlabsClean(absl::Span<const SlabId> slabs, absl::T
     MustSucceed(ledger_->Clean(slab));
     MustSucceed(ledger_->Free(slab));
   }
-  for (auto& [key, transfer] : transfers) {
-    if (key.first.value() < tenants_.size()) Act(std::move(transfer));
+  for (const auto& [key, transfer] : transfers) {
+    if (key.first.value() < tenants_.size()) Act(transfer);
   }
   Pump(now);
   return absl::OkStatus();

@@ -330,7 +330,7 @@ void SimulatedNode::AnswerRevokePart(SimulatedWorker& worker, uint32_t count) {
 }
 
 void SimulatedNode::AnswerRevokeWith(SimulatedWorker& worker, RevokeId revoke,
-                                     std::vector<SlabId> slabs) {
+                                     const std::vector<SlabId>& slabs) {
   GiveUp(worker, slabs);
   arbiter_->OnRevokeDone(worker.session, revoke, slabs, now_);
   Drain();

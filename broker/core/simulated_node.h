@@ -84,7 +84,7 @@ class SimulatedNode {
   void AnswerRevoke(SimulatedWorker& worker, uint32_t spare = 0);
   // A part of the answer to the first revoke, of up to `count` slabs.
   void AnswerRevokePart(SimulatedWorker& worker, uint32_t count);
-  void AnswerRevokeWith(SimulatedWorker& worker, RevokeId revoke, std::vector<SlabId> slabs);
+  void AnswerRevokeWith(SimulatedWorker& worker, RevokeId revoke, const std::vector<SlabId>& slabs);
   void ReleaseKv(SimulatedWorker& worker, uint32_t count);
   void Detach(SimulatedWorker& worker);
   void LoseConnection(SimulatedWorker& worker);

@@ -11,6 +11,8 @@
 
 #include <cuda.h>
 
+#include <type_traits>
+
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
@@ -69,7 +71,7 @@ namespace palimpsest {
   F(cuLaunchKernel)
 
 struct CudaDriver {
-#define PALIMPSEST_CUDA_POINTER(name) decltype(&::name) name = nullptr;
+#define PALIMPSEST_CUDA_POINTER(name) std::add_pointer<decltype(::name)>::type name = nullptr;
   PALIMPSEST_CUDA_FUNCTIONS(PALIMPSEST_CUDA_POINTER)
 #undef PALIMPSEST_CUDA_POINTER
 

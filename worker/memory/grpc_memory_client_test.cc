@@ -1,17 +1,12 @@
 #include "worker/memory/grpc_memory_client.h"
 
-#include <cstdlib>
 #include <cstring>
-#include <filesystem>
 #include <functional>
-#include <random>
 #include <thread>
 #include <utility>
 
-#include "common/monotonic_time.h"
 #include "gmock/gmock.h"
-#include "gtest/gtest.h"
-#include "worker/memory/testing/fake_broker.h"
+#include "worker/memory/grpc_memory_client_fixture.h"
 
 namespace palimpsest {
 namespace {
@@ -19,165 +14,6 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::UnorderedElementsAre;
-using Case = v1::WorkerMessage::MessageCase;
-
-constexpr absl::Duration kPatience = absl::Seconds(20);
-constexpr size_t kSlabBytes = FakeBroker::kSlab.count();
-
-std::vector<RegionIndex> Indexes(const std::vector<uint32_t>& values) {
-  std::vector<RegionIndex> indexes;
-  for (const uint32_t value : values) indexes.push_back(RegionIndex(value));
-  return indexes;
-}
-
-class GrpcMemoryClientTest : public ::testing::Test {
- protected:
-  GrpcMemoryClientTest() : folder_(MakeFolder()), broker_(folder_) {}
-  ~GrpcMemoryClientTest() override {
-    client_ = nullptr;
-    broker_.Kill();
-    std::filesystem::remove_all(folder_);
-  }
-
-  static std::string MakeFolder() {
-    char name[] = "/tmp/memory_client_test.XXXXXX";
-    return ::mkdtemp(name);
-  }
-
-  GrpcMemoryClient::Options ClientOptions() {
-    GrpcMemoryClient::Options options;
-    options.connection.address = broker_.address();
-    options.connection.descriptor_socket = broker_.descriptor_socket();
-    options.connection.tenant = "alpha";
-    options.connection.secret = "hush";
-    options.connection.on_progress = [this](const v1::ImageProgress& progress) {
-      progress_ += progress.phase();
-      std::function<void()> act;
-      {
-        MutexLock lock(&mu_);
-        act = std::exchange(while_attaching_, nullptr);
-      }
-      if (act) act();
-    };
-    options.connect_timeout = kPatience;
-    options.min_backoff = absl::Milliseconds(1);
-    options.max_backoff = absl::Milliseconds(20);
-    options.gate_patience = kPatience;
-    options.give_back_part = give_back_part_;
-    options.on_fatal = [this](const absl::Status& status) {
-      MutexLock lock(&mu_);
-      fatal_ = status;
-      changed_.SignalAll();
-    };
-    return options;
-  }
-
-  absl::Status TryConnect() {
-    absl::StatusOr<std::unique_ptr<GrpcMemoryClient>> client =
-        GrpcMemoryClient::Connect(ClientOptions());
-    if (!client.ok()) return client.status();
-    client_ = *std::move(client);
-    client_->SetWakeup([this] {
-      MutexLock lock(&mu_);
-      woken_ = true;
-      changed_.SignalAll();
-    });
-    return absl::OkStatus();
-  }
-
-  void Connect() {
-    broker_.Start();
-    const absl::Status status = TryConnect();
-    ASSERT_TRUE(status.ok()) << status;
-    broker_.AwaitAttached(1);
-  }
-
-  // Waits for the next event of type T; events before it are dropped, as is proper for an engine
-  // that only cares for this one.
-  template <typename T>
-  T AwaitEvent() {
-    const absl::Time deadline = MonotonicNow() + kPatience;
-    for (;;) {
-      for (MemoryEvent& event : client_->TakeEvents()) events_.push_back(std::move(event));
-      while (!events_.empty()) {
-        MemoryEvent event = std::move(events_.front());
-        events_.pop_front();
-        if (T* wanted = std::get_if<T>(&event)) return std::move(*wanted);
-      }
-      MutexLock lock(&mu_);
-      while (!woken_) {
-        if (changed_.WaitWithDeadline(&mu_, deadline) && !woken_) {
-          ADD_FAILURE() << "timeout: no such event";
-          return {};
-        }
-      }
-      woken_ = false;
-    }
-  }
-
-  absl::Status AwaitFatal() {
-    const absl::Time deadline = MonotonicNow() + kPatience;
-    MutexLock lock(&mu_);
-    while (fatal_.ok()) {
-      if (changed_.WaitWithDeadline(&mu_, deadline)) break;
-    }
-    return fatal_;
-  }
-
-  absl::Status AwaitAllStages() {
-    for (int stage = 0; stage < 3; ++stage) {
-      if (absl::Status status = client_->gate().AwaitStage(stage); !status.ok()) return status;
-    }
-    return absl::OkStatus();
-  }
-
-  bool SlabIsRestored(uint32_t slab) {
-    const std::string image = broker_.ImageSlab(slab);
-    return std::memcmp(client_->parameters() + slab * kSlabBytes, image.data(), kSlabBytes) == 0;
-  }
-
-  // Activates everything: slabs 0 .. 3 of the pool at places 0 .. 3.
-  void Activate() {
-    client_->RequestActivation(ActivationReason::kRequest);
-    broker_.Await(Case::kActivate);
-    broker_.Grant(v1::SLAB_ROLE_PARAMETER, {0, 1, 2, 3}, {0, 1, 2, 3});
-    AwaitEvent<ParametersComing>();
-    const absl::Status status = AwaitAllStages();
-    ASSERT_TRUE(status.ok()) << status;
-    broker_.Await(Case::kGrantMapped);
-  }
-
-  std::vector<RegionIndex> GrantKv(const std::vector<uint32_t>& slabs) {
-    broker_.Grant(v1::SLAB_ROLE_KV, slabs);
-    std::vector<RegionIndex> indexes = AwaitEvent<KvMapped>().indexes;
-    broker_.Await(Case::kGrantMapped);
-    return indexes;
-  }
-
-  // "kv2=12": slab 12 at place 2.
-  std::vector<std::string> HeldAtAttach() {
-    std::vector<std::string> held;
-    const v1::Attach attach = broker_.last_attach();
-    for (const v1::HeldSlab& slab : attach.reattach().slabs()) {
-      EXPECT_GT(slab.epoch(), 0);
-      held.push_back(absl::StrCat(slab.role() == v1::SLAB_ROLE_KV ? "kv" : "p", slab.region_index(),
-                                  "=", slab.slab_id()));
-    }
-    return held;
-  }
-
-  Bytes give_back_part_ = MiB(256);
-  std::string folder_;
-  FakeBroker broker_;
-  std::string progress_;
-  std::deque<MemoryEvent> events_;
-  Mutex mu_;
-  CondVar changed_;
-  bool woken_ = false;
-  std::function<void()> while_attaching_;
-  absl::Status fatal_;
-  std::unique_ptr<GrpcMemoryClient> client_;
-};
 
 TEST_F(GrpcMemoryClientTest, AttachingMapsNothingAndSaysSo) {
   Connect();
@@ -286,29 +122,6 @@ TEST_F(GrpcMemoryClientTest, KvSlabsComeGoWhereTheEngineSaysAndComeAgain) {
   EXPECT_EQ(client_->kv()[2 * kSlabBytes], std::byte{1});
 }
 
-// Otherwise the broker would see a demand for what just came back, and grant it again. Both wait to
-// be sent when the session begins.
-TEST_F(GrpcMemoryClientTest, ALowerTargetIsToldBeforeTheSlabsAboveItComeBack) {
-  Connect();
-  client_->SetKvTarget(2, 0);
-  ASSERT_EQ(GrantKv({10, 11}), Indexes({0, 1}));
-  {
-    MutexLock lock(&mu_);
-    while_attaching_ = [this] {
-      client_->ReleaseKv(Indexes({1}));
-      const absl::Time deadline = MonotonicNow() + kPatience;
-      while (client_->Mapped().kv == 2 && MonotonicNow() < deadline) std::this_thread::yield();
-      client_->SetKvTarget(1, 0);
-    };
-  }
-  broker_.Kill();
-  broker_.Start();
-  broker_.AwaitAttached(2);
-  const std::vector<Case> either = {Case::kSetKvTarget, Case::kReleaseKv};
-  EXPECT_EQ(broker_.Await(either).set_kv_target().target_slabs(), 1);
-  EXPECT_THAT(broker_.Await(either).release_kv().slab_ids(), ElementsAre(11));
-}
-
 TEST_F(GrpcMemoryClientTest, PressureIsPassedOn) {
   Connect();
   v1::BrokerMessage message;
@@ -406,112 +219,6 @@ TEST_F(GrpcMemoryClientTest, HostileGrantsEndTheSessionAndMapNothing) {
   EXPECT_EQ(GrantKv({1}), Indexes({0}));
 }
 
-TEST_F(GrpcMemoryClientTest, EverythingHeldIsReturnedToTheNextBroker) {
-  Connect();
-  Activate();
-  ASSERT_EQ(GrantKv({10, 11, 12}), Indexes({0, 1, 2}));
-  client_->SetKvTarget(6, 2);
-  broker_.Await(Case::kSetKvTarget);
-  client_->SendReport({.active = true, .running_sequences = 3});
-  std::memset(client_->kv(), 5, 3 * kSlabBytes);
-
-  broker_.Kill();
-  AwaitEvent<BrokerLost>();
-  // Running requests go on.
-  EXPECT_TRUE(AwaitAllStages().ok());
-  EXPECT_TRUE(client_->ParametersAvailable());
-  EXPECT_EQ(client_->kv()[2 * kSlabBytes], std::byte{5});
-  broker_.Start();
-  EXPECT_TRUE(AwaitEvent<BrokerConnected>().reattached);
-  broker_.AwaitAttached(2);
-  const v1::Attach attach = broker_.last_attach();
-  ASSERT_TRUE(attach.has_reattach());
-  EXPECT_EQ(attach.reattach().session_id(), 42);
-  EXPECT_TRUE(attach.reattach().has_image());
-  EXPECT_TRUE(broker_.image_returned());
-  EXPECT_THAT(broker_.returned_slabs(), UnorderedElementsAre(0, 1, 2, 3, 10, 11, 12));
-  EXPECT_THAT(HeldAtAttach(),
-              UnorderedElementsAre("p0=0", "p1=1", "p2=2", "p3=3", "kv0=10", "kv1=11", "kv2=12"));
-  EXPECT_EQ(broker_.Await(Case::kSetKvTarget).set_kv_target().target_slabs(), 6);
-  EXPECT_EQ(broker_.Await(Case::kReport).report().running_sequences(), 3);
-  EXPECT_EQ(client_->kv()[2 * kSlabBytes], std::byte{5});
-}
-
-TEST_F(GrpcMemoryClientTest, SlabsGivenBackWithoutABrokerAreEitherNotClaimedOrReleased) {
-  Connect();
-  ASSERT_EQ(GrantKv({10, 11, 12}), Indexes({0, 1, 2}));
-  broker_.Kill();
-  AwaitEvent<BrokerLost>();
-  client_->ReleaseKv(Indexes({1}));
-  broker_.Start();
-  broker_.AwaitAttached(2);
-  const std::vector<std::string> held = HeldAtAttach();
-  if (held.size() == 3) {  // it was attached before it came to unmapping
-    EXPECT_THAT(broker_.Await(Case::kReleaseKv).release_kv().slab_ids(), ElementsAre(11));
-  } else {
-    EXPECT_THAT(held, UnorderedElementsAre("kv0=10", "kv2=12"));
-  }
-  EXPECT_EQ(GrantKv({4}), Indexes({1}));
-}
-
-TEST_F(GrpcMemoryClientTest, OpenRevokesAreVoidWhenTheBrokerIsLost) {
-  Connect();
-  Activate();
-  ASSERT_EQ(GrantKv({10, 11}), Indexes({0, 1}));
-  broker_.RevokeParameters({3});
-  broker_.RevokeKv(1);
-  const ParametersRevoked parameters = AwaitEvent<ParametersRevoked>();
-  const KvRevoked kv = AwaitEvent<KvRevoked>();
-  broker_.Kill();
-  AwaitEvent<BrokerLost>();
-  EXPECT_TRUE(AwaitAllStages().ok());
-  broker_.Start();
-  AwaitEvent<BrokerConnected>();
-  broker_.AwaitAttached(2);
-  EXPECT_THAT(broker_.returned_slabs(), UnorderedElementsAre(0, 1, 2, 3, 10, 11));
-  // The engine answers late.
-  client_->FinishParameterRevoke(parameters.id);
-  client_->FinishKvRevoke(kv.id, Indexes({1}));
-  EXPECT_THAT(broker_.Await(Case::kReleaseKv).release_kv().slab_ids(), ElementsAre(11));
-  EXPECT_TRUE(AwaitAllStages().ok());
-}
-
-TEST_F(GrpcMemoryClientTest, PendingActivationIsRepeatedAfterReattach) {
-  Connect();
-  client_->RequestActivation(ActivationReason::kRequest);
-  broker_.Await(Case::kActivate);
-  broker_.Kill();
-  AwaitEvent<BrokerLost>();
-  broker_.Start();
-  broker_.AwaitAttached(2);
-  EXPECT_EQ(broker_.Await(Case::kActivate).activate().reason(), v1::Activate::REASON_REQUEST);
-}
-
-TEST_F(GrpcMemoryClientTest, BrokerKilledRightAfterAGrantLeavesAWholeState) {
-  Connect();
-  int attached = 1;
-  for (int round = 0; round < 10; ++round) {
-    broker_.Grant(v1::SLAB_ROLE_PARAMETER, {0, 1, 2, 3}, {0, 1, 2, 3});
-    broker_.Kill();
-    AwaitEvent<BrokerLost>();
-    broker_.Start();
-    broker_.AwaitAttached(++attached);
-    AwaitEvent<BrokerConnected>();
-    // All descriptors came with one answer or none; whatever is held is restored.
-    const std::set<uint32_t> held = broker_.returned_slabs();
-    if (held.empty()) {
-      EXPECT_FALSE(client_->ParametersAvailable());
-      continue;
-    }
-    EXPECT_EQ(held.size(), 4);
-    ASSERT_TRUE(AwaitAllStages().ok());
-    for (uint32_t slab = 0; slab < 4; ++slab) EXPECT_TRUE(SlabIsRestored(slab)) << slab;
-    broker_.RevokeParameters({0, 1, 2, 3});
-    client_->FinishParameterRevoke(AwaitEvent<ParametersRevoked>().id);
-    broker_.Await(Case::kRevokeDone);
-  }
-}
-
 TEST_F(GrpcMemoryClientTest, RevokeRightAfterAGrantIsAnswered) {
   Connect();
   for (int round = 0; round < 10; ++round) {
@@ -529,126 +236,6 @@ TEST_F(GrpcMemoryClientTest, RevokeRightAfterAGrantIsAnswered) {
   }
 }
 
-// A random history of grants, revokes, releases and deaths of the broker; after each step the
-// client holds exactly what the broker's book says, and every byte is what it should be.
-TEST_F(GrpcMemoryClientTest, RandomHistoriesLeaveBothSidesInAgreement) {
-  Connect();
-  std::mt19937 random(11);
-  std::map<uint32_t, uint32_t> parameters, kv;  // place to slab
-  std::set<uint32_t> free;
-  for (uint32_t i = 0; i < FakeBroker::kPoolSlabs; ++i) free.insert(i);
-  const auto take = [&] { return free.extract(free.begin()).value(); };
-  const auto give = [&](std::map<uint32_t, uint32_t>& from, uint32_t place) {
-    const uint32_t slab = from.extract(place).mapped();
-    free.insert(slab);
-    return slab;
-  };
-  const auto some = [&](const std::map<uint32_t, uint32_t>& of) {
-    std::vector<uint32_t> places;
-    for (const auto& [place, slab] : of) {
-      if (random() % 2 == 0) places.push_back(place);
-    }
-    return places;
-  };
-  int attached = 1;
-  for (int step = 0; step < 150; ++step) {
-    switch (random() % 6) {
-      case 0: {
-        std::vector<uint32_t> slabs, places;
-        for (uint32_t place = 0; place < FakeBroker::kImageSlabs; ++place) {
-          if (parameters.contains(place) || free.empty() || random() % 4 == 0) continue;
-          places.push_back(place);
-          slabs.push_back(parameters[place] = take());
-        }
-        if (places.empty()) break;
-        broker_.Grant(v1::SLAB_ROLE_PARAMETER, slabs, places);
-        broker_.Await(Case::kGrantMapped);
-        break;
-      }
-      case 1: {
-        std::vector<uint32_t> slabs;
-        while (!free.empty() && slabs.size() < 1 + random() % 5) slabs.push_back(take());
-        if (slabs.empty()) break;
-        const std::vector<RegionIndex> places = GrantKv(slabs);
-        ASSERT_EQ(places.size(), slabs.size());
-        for (size_t i = 0; i < slabs.size(); ++i) {
-          kv[places[i].value()] = slabs[i];
-          std::memset(client_->kv() + places[i].value() * kSlabBytes, slabs[i] + 1, kSlabBytes);
-        }
-        break;
-      }
-      case 2: {
-        const std::vector<uint32_t> places = some(parameters);
-        if (places.empty()) break;
-        broker_.RevokeParameters(places);
-        client_->FinishParameterRevoke(AwaitEvent<ParametersRevoked>().id);
-        std::vector<uint32_t> slabs;
-        for (const uint32_t place : places) slabs.push_back(give(parameters, place));
-        EXPECT_THAT(broker_.Await(Case::kRevokeDone).revoke_done().slab_ids(),
-                    ::testing::UnorderedElementsAreArray(slabs));
-        break;
-      }
-      case 3:
-      case 4: {
-        const std::vector<uint32_t> places = some(kv);
-        if (places.empty()) break;
-        std::vector<uint32_t> slabs;
-        for (const uint32_t place : places) slabs.push_back(give(kv, place));
-        if (random() % 2 == 0) {
-          broker_.RevokeKv(static_cast<uint32_t>(places.size()));
-          client_->FinishKvRevoke(AwaitEvent<KvRevoked>().id, Indexes(places));
-          EXPECT_THAT(broker_.Await(Case::kRevokeDone).revoke_done().slab_ids(),
-                      ::testing::UnorderedElementsAreArray(slabs));
-        } else {
-          client_->ReleaseKv(Indexes(places));
-          EXPECT_THAT(broker_.Await(Case::kReleaseKv).release_kv().slab_ids(),
-                      ::testing::UnorderedElementsAreArray(slabs));
-        }
-        break;
-      }
-      default: {
-        if (random() % 3 != 0) break;
-        const std::vector<uint32_t> places = some(parameters);
-        if (!places.empty()) broker_.RevokeParameters(places);  // never answered
-        broker_.Kill();
-        AwaitEvent<BrokerLost>();
-        broker_.Start();
-        broker_.AwaitAttached(++attached);
-        AwaitEvent<BrokerConnected>();
-        std::vector<std::string> held;
-        for (const auto& [place, slab] : parameters)
-          held.push_back(absl::StrCat("p", place, "=", slab));
-        for (const auto& [place, slab] : kv) held.push_back(absl::StrCat("kv", place, "=", slab));
-        ASSERT_THAT(HeldAtAttach(), ::testing::UnorderedElementsAreArray(held));
-        ASSERT_EQ(broker_.returned_slabs().size(), held.size());
-      }
-    }
-    ASSERT_EQ(client_->Mapped().kv, kv.size());
-    ASSERT_EQ(client_->ParametersAvailable(), parameters.size() == FakeBroker::kImageSlabs);
-    if (client_->ParametersAvailable()) {
-      ASSERT_TRUE(AwaitAllStages().ok());
-    }
-    for (const auto& [place, slab] : parameters) ASSERT_TRUE(SlabIsRestored(place)) << step;
-    for (const auto& [place, slab] : kv) {
-      const std::byte* const bytes = client_->kv() + place * kSlabBytes;
-      ASSERT_EQ(bytes[0], std::byte(slab + 1));
-      ASSERT_EQ(std::memcmp(bytes, bytes + 1, kSlabBytes - 1), 0);
-    }
-  }
-}
-
-TEST_F(GrpcMemoryClientTest, RefusalAtReattachIsFatal) {
-  Connect();
-  Activate();
-  broker_.Kill();
-  AwaitEvent<BrokerLost>();
-  broker_.lies().refuse_attach = true;
-  broker_.Start();
-  const absl::Status fatal = AwaitFatal();
-  EXPECT_TRUE(absl::IsNotFound(fatal)) << fatal;
-  EXPECT_FALSE(client_->gate().AwaitStage(0).ok());
-}
-
 TEST_F(GrpcMemoryClientTest, DetachUnmapsEverythingAndSaysSo) {
   Connect();
   Activate();
@@ -657,15 +244,6 @@ TEST_F(GrpcMemoryClientTest, DetachUnmapsEverythingAndSaysSo) {
   broker_.Await(Case::kDetach);
   EXPECT_EQ(client_->Mapped().kv, 0);
   EXPECT_TRUE(absl::IsCancelled(client_->gate().AwaitStage(0)));
-}
-
-TEST_F(GrpcMemoryClientTest, DetachWithoutABrokerDoesNotHang) {
-  Connect();
-  Activate();
-  broker_.Kill();
-  AwaitEvent<BrokerLost>();
-  client_->Detach();
-  EXPECT_EQ(client_->Mapped().kv, 0);
 }
 
 TEST_F(GrpcMemoryClientTest, LargeAnswersComeInParts) {

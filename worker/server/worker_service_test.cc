@@ -270,7 +270,7 @@ TEST_F(WorkerServiceTest, TheTokenCanBeExchangedWhileItRuns) {
 }
 
 TEST_F(WorkerServiceTest, EveryMethodWantsTheToken) {
-  for (const std::string token : {"", "secre", "secret2", "Secret"}) {
+  for (const char* const token : {"", "secre", "secret2", "Secret"}) {
     EXPECT_EQ(Generate(*Context(token), Request()).status.error_code(),
               grpc::StatusCode::UNAUTHENTICATED);
     v1::DrainResponse drained;

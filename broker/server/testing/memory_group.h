@@ -46,7 +46,7 @@ class MemoryGroup {
   }
 
   MemoryGroup(MemoryGroup&& other) noexcept
-      : folder_(std::exchange(other.folder_, "")), usage_file_(other.usage_file_) {}
+      : folder_(std::exchange(other.folder_, "")), usage_file_(std::move(other.usage_file_)) {}
   MemoryGroup& operator=(MemoryGroup&& other) noexcept {
     std::swap(folder_, other.folder_);
     std::swap(usage_file_, other.usage_file_);

@@ -35,7 +35,8 @@ absl::Status ScriptedWorker::Hello(const std::string& socket, const std::string&
   return absl::OkStatus();
 }
 
-absl::Status ScriptedWorker::Attach(const std::string& socket, std::optional<std::string> nonce) {
+absl::Status ScriptedWorker::Attach(const std::string& socket,
+                                    const std::optional<std::string>& nonce) {
   v1::Attach attach;
   attach.set_nonce(nonce.value_or(nonce_.ToBytes()));
   return OpenSession(socket, attach);

@@ -39,7 +39,8 @@ class ScriptedWorker {
   absl::Status Hello(const std::string& socket, const std::string& tenant,
                      const std::string& secret);
   // Attaches with the nonce of Hello, or with another one.
-  absl::Status Attach(const std::string& socket, std::optional<std::string> nonce = std::nullopt);
+  absl::Status Attach(const std::string& socket,
+                      const std::optional<std::string>& nonce = std::nullopt);
   // Returns all descriptors over the new descriptor connection and brings the session back.
   absl::Status Reattach(const std::string& socket);
   // Brings the session back and claims what it holds, but returns no descriptor.

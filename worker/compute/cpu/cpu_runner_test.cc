@@ -354,7 +354,8 @@ class PlanContract : public ::testing::Test {
     return config;
   }
 
-  absl::Status Submit(std::vector<TokenId> tokens, int32_t first, std::vector<BlockId> blocks) {
+  absl::Status Submit(const std::vector<TokenId>& tokens, int32_t first,
+                      const std::vector<BlockId>& blocks) {
     StepPlan plan;
     plan.chunks.push_back({tokens, first, blocks, nullptr});
     const absl::Status status = bench_.runner().Submit(plan);

@@ -132,7 +132,7 @@ v1::WorkerMessage FakeBroker::Await(std::vector<v1::WorkerMessage::MessageCase> 
   return message;
 }
 
-void FakeBroker::Send(v1::BrokerMessage message) {
+void FakeBroker::Send(const v1::BrokerMessage& message) {
   MutexLock lock(&mu_);
   if (stream_ == nullptr || !stream_->Write(message)) ADD_FAILURE() << "no worker to send to";
 }

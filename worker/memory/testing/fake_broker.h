@@ -75,7 +75,7 @@ class FakeBroker : private v1::Broker::Service {
     return Await(std::vector<v1::WorkerMessage::MessageCase>{wanted});
   }
 
-  void Send(v1::BrokerMessage message);
+  void Send(const v1::BrokerMessage& message);
   // Grants these slabs of the pool (with fresh memory); the grant's id. `token` false: the token is
   // one that the descriptor socket does not know.
   uint64_t Grant(v1::SlabRole role, const std::vector<uint32_t>& slabs,
