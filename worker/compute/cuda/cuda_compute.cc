@@ -14,7 +14,9 @@
 #include "common/cuda/driver.h"
 #include "common/fd.h"
 #include "worker/compute/cuda/cuda_block_copier.h"
+#include "worker/compute/cuda/cuda_rank_runners.h"
 #include "worker/compute/cuda/cuda_runner.h"
+#include "worker/model/tensor_parallel.h"
 
 namespace palimpsest {
 namespace {
@@ -65,18 +67,21 @@ absl::StatusOr<CudaCompute> MakeCudaCompute(const ModelConfig& model, const Imag
                                             absl::Span<const ModelMemory> memory,
                                             ParameterGate* gate,
                                             const CudaComputeOptions& options) {
-  if (options.gpus.size() != 1) {
-    return absl::FailedPreconditionError(absl::StrCat("engine.gpus names ", options.gpus.size(),
-                                                      " GPUs, but this release computes on "
-                                                      "one: expected one"));
+  const auto ranks = static_cast<int32_t>(options.gpus.size());
+  if (memory.size() != options.gpus.size()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("engine.gpus names ", ranks, " GPUs, but the broker's pool is one of ",
+                     memory.size(), ": name the GPUs of the pool, in its order"));
   }
+  const absl::StatusOr<ModelConfig> rank_config = RankConfig(model, ranks);
+  if (!rank_config.ok()) return rank_config.status();
   cuda::CudaRunnerOptions runner_options;
   runner_options.device = options.gpus[0];
   runner_options.block_tokens = options.block_tokens;
   runner_options.max_step_tokens = options.max_step_tokens;
   runner_options.max_sequences = options.max_sequences;
   runner_options.gemm_cache_file = options.gemm_cache_file;
-  if (absl::Status status = CheckWorkspace(model, memory[0], runner_options); !status.ok()) {
+  if (absl::Status status = CheckWorkspace(*rank_config, memory[0], runner_options); !status.ok()) {
     return status;
   }
   absl::StatusOr<std::unique_ptr<CudaBlockCopier>> copier = MakeCopier(memory, options);
@@ -86,6 +91,14 @@ absl::StatusOr<CudaCompute> MakeCudaCompute(const ModelConfig& model, const Imag
     absl::StatusOr<UniqueFd> locked = LockCache(options.gemm_cache_file);
     if (!locked.ok()) return locked.status();
     lock = *std::move(locked);
+  }
+  if (ranks > 1) {
+    cuda::GpuCollectivesOptions collectives;
+    collectives.devices = options.gpus;
+    auto ranked =
+        cuda::MakeRankedRunner(*rank_config, layout, memory, gate, runner_options, collectives);
+    if (!ranked.ok()) return ranked.status();
+    return CudaCompute{std::move(ranked->runner), *std::move(copier)};
   }
   auto runner = cuda::CudaRunner::Create(model, layout, memory[0], gate, runner_options);
   if (!runner.ok()) return runner.status();

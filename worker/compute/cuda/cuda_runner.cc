@@ -35,7 +35,8 @@ absl::Status CheckMultiple(const char* what, int64_t value, int64_t factor) {
                                                  ", the model has ", value));
 }
 
-absl::Status CheckShape(const ModelConfig& config, const ImageLayout& layout) {
+absl::Status CheckShape(const ModelConfig& config, const ImageLayout& layout,
+                        const CudaRunnerOptions& options) {
   if (const auto special = config.SpecialFeatures(); !special.empty()) {
     return absl::InvalidArgumentError(absl::StrCat("the GPU runner does not support ",
                                                    absl::StrJoin(special, ", "),
@@ -57,6 +58,11 @@ absl::Status CheckShape(const ModelConfig& config, const ImageLayout& layout) {
   if (layout.format != WeightFormat::kRowMajor) {
     return absl::InvalidArgumentError(
         "the GPU runner needs a row-major image; is the broker's pool one of GPU memory?");
+  }
+  const int ranks = options.collective != nullptr ? options.collective->ranks() : 1;
+  if (config.ranks != ranks) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("a model cut for ", config.ranks, " GPUs cannot run on ", ranks));
   }
   if (layout.layers.size() != static_cast<size_t>(config.num_layers)) {
     return absl::InvalidArgumentError(absl::StrCat("the image layout has ", layout.layers.size(),
@@ -102,6 +108,7 @@ ForwardOptions MakeForwardOptions(const ModelConfig& config, const PackerOptions
   forward.decode_rows = DecodeLadder(options.max_sequences);
   forward.gemm_cache_file = options.gemm_cache_file;
   forward.overlap_launches = options.overlap_launches;
+  forward.collective = options.collective;
   if (packer.cuda_cores) forward.decode_kernels.push_back(DecodeKernel::kCudaCores);
   if (packer.tensor_cores) forward.decode_kernels.push_back(DecodeKernel::kTensorCores);
   forward.max_fused_rows = fusible ? std::min(options.max_fused_rows, kSkinnyGemmMaxTokens) : 0;
@@ -129,7 +136,7 @@ absl::StatusOr<std::unique_ptr<CudaRunner>> CudaRunner::Create(const ModelConfig
                                                                const ModelMemory& memory,
                                                                ParameterGate* gate,
                                                                const CudaRunnerOptions& options) {
-  if (absl::Status status = CheckShape(config, layout); !status.ok()) return status;
+  if (absl::Status status = CheckShape(config, layout, options); !status.ok()) return status;
   if (options.block_tokens <= 0 || options.max_sequences <= 0 ||
       options.max_step_tokens < options.max_sequences) {
     return absl::InvalidArgumentError(absl::StrCat(
@@ -296,7 +303,9 @@ absl::Status CudaRunner::Submit(const StepPlan& plan) {
   for (const SequenceChunk& chunk : plan.chunks) {
     flight.logprobs.push_back(chunk.sampling != nullptr ? chunk.sampling->params.logprobs : -1);
   }
+  refused_ = false;
   flight.status = Launch(flight, graphs);
+  if (!refused_) TellRanks(flight.status);
   ++submitted_;
   return absl::OkStatus();
 }
@@ -310,9 +319,15 @@ absl::Status CudaRunner::AwaitOnStream(int stage) {
                     "wait for the parameters");
 }
 
+void CudaRunner::TellRanks(const absl::Status& status) const {
+  if (!status.ok() && options_.collective != nullptr) options_.collective->Abort(status);
+}
+
 absl::Status CudaRunner::Launch(Flight& flight, const Graphs* graphs) {
   flight.timed = timing_;
   absl::Status status;
+  if (options_.collective != nullptr) status = options_.collective->status();
+  if (!status.ok()) return status;
   if (timing_) status = CudaStatus(cudaEventRecord(flight.begin, stream_), "event");
   status.Update(CudaStatus(cudaMemcpyAsync(forward_->staging(), flight.staging, flight.step.bytes,
                                            cudaMemcpyHostToDevice, stream_),
@@ -372,7 +387,9 @@ absl::StatusOr<StepResult> CudaRunner::Wait() {
   Flight& flight = flights_[finished_ % flights_.size()];
   ++finished_;
   absl::Status status = flight.status;
-  status.Update(CudaStatus(cudaEventSynchronize(flight.done), "step"));
+  const absl::Status ended = CudaStatus(cudaEventSynchronize(flight.done), "step");
+  TellRanks(ended);
+  status.Update(ended);
   if (status.ok() && flight.timed) {
     status = CudaStatus(cudaEventElapsedTime(&gpu_milliseconds_, flight.begin, flight.done),
                         "time of the step");

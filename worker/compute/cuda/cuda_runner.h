@@ -12,7 +12,8 @@
 // Memory: everything but the CUDA context and the graphs lies in ModelMemory::workspace. Block ids
 // beyond the KV region address the workspace, whose first whole block is the null block.
 //
-// An error of a kernel is final: Wait returns it and so does every later call.
+// An error of a kernel is final: Wait returns it and so does every later call. A rank of a
+// tensor-parallel model aborts its collective then, since the others would wait for it.
 #ifndef PALIMPSEST_WORKER_COMPUTE_CUDA_CUDA_RUNNER_H_
 #define PALIMPSEST_WORKER_COMPUTE_CUDA_CUDA_RUNNER_H_
 
@@ -28,6 +29,7 @@
 #include "absl/status/statusor.h"
 #include "common/bytes.h"
 #include "worker/compute/cuda/attention.h"
+#include "worker/compute/cuda/collective.h"
 #include "worker/compute/cuda/forward.h"
 #include "worker/compute/cuda/gemm.h"
 #include "worker/compute/cuda/step_packer.h"
@@ -54,6 +56,8 @@ struct CudaRunnerOptions {
   int32_t tensor_core_tokens = 16384;
   // Steps of up to this many rows use fused products, which Hopper has; up to 16.
   int32_t max_fused_rows = 16;
+  // Of a rank of a tensor-parallel model, whose config is then RankConfig's; outlives the runner.
+  Collective* collective = nullptr;
 };
 
 // Counts since the start.
@@ -126,6 +130,8 @@ class CudaRunner final : public ModelRunner {
 
   const Graphs* GraphFor(const StepPlan& plan) const;
   absl::Status AwaitOnStream(int stage);
+  // Has the other ranks end what they do, if `status` is an error.
+  void TellRanks(const absl::Status& status) const;
   absl::Status Launch(Flight& flight, const Graphs* graphs);
   absl::Status LaunchGraph(Flight& flight, const Graphs& graphs);
   absl::Status LaunchEager(Flight& flight);
@@ -142,6 +148,8 @@ class CudaRunner final : public ModelRunner {
   std::array<Flight, kMaxPipelineDepth> flights_;
   int64_t submitted_ = 0;
   int64_t finished_ = 0;
+  // Whether the step being submitted found the gate closed, as it did on all ranks.
+  bool refused_ = false;
   bool timing_ = false;
   float gpu_milliseconds_ = 0;
   CudaRunnerStats stats_;

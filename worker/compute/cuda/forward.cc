@@ -36,7 +36,7 @@ absl::StatusOr<std::unique_ptr<Forward>> Forward::Create(
 }
 
 // Kernels are loaded when they first run, which a capture does not allow. All rows are at token 0
-// in the null block, and attention has no valid tile.
+// in the null block, and attention has no valid tile. Other ranks have no part in it.
 absl::Status Forward::WarmUp(int32_t tiles, cudaStream_t stream) {
   const ForwardOptions& options = context_.options;
   const int32_t rows = std::min(options.max_fused_rows + 1, options.max_sequences);
@@ -52,6 +52,7 @@ absl::Status Forward::WarmUp(int32_t tiles, cudaStream_t stream) {
                                  slots.size() * 8, cudaMemcpyHostToDevice, stream),
                  "fill the staging buffer"));
   context_.warming = true;
+  Collective* const collective = std::exchange(context_.options.collective, nullptr);
   for (const DecodeKernel kernel : options.decode_kernels) {
     step.tensor_cores = kernel == DecodeKernel::kTensorCores;
     for (const auto& [count, split] : {std::pair(1, false), {rows, false}, {1, true}}) {
@@ -62,6 +63,7 @@ absl::Status Forward::WarmUp(int32_t tiles, cudaStream_t stream) {
           step, {}, nullptr, [](int) { return absl::OkStatus(); }, stream);
     }
   }
+  context_.options.collective = collective;
   context_.warming = false;
   status.Update(CudaStatus(cudaStreamSynchronize(stream), "run the kernels for the first time"));
   return status;

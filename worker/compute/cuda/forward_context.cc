@@ -51,6 +51,8 @@ ForwardPlaces ForwardPlaces::For(const ModelConfig& config, const ForwardOptions
   p.compact = place(samples * config.hidden_size * 2);
   p.sampled_hidden = place(samples * config.hidden_size * 2);
   p.logits = place(samples * config.vocab_size * 4);
+  p.logit_parts =
+      config.ranks > 1 ? place(samples * config.head_rows() * config.ranks * 4) : p.logits;
   // Any matrix can be read from here while the parameters are not there.
   const size_t largest = static_cast<size_t>(config.hidden_size) * 2 *
                          std::max(config.vocab_size, 2 * config.intermediate_size);

@@ -10,6 +10,7 @@
 
 #include "common/bytes.h"
 #include "worker/compute/cuda/attention.h"
+#include "worker/compute/cuda/collective.h"
 #include "worker/core/model_runner.h"
 #include "worker/model/image_layout.h"
 #include "worker/model/model_config.h"
@@ -35,6 +36,8 @@ struct ForwardOptions {
   // Steps of up to this many rows use the fused products of skinny_gemm.h; needs `hopper`.
   int32_t max_fused_rows = 0;
   bool overlap_launches = true;
+  // Of a rank of a tensor-parallel model; null: the model is whole.
+  Collective* collective = nullptr;
 };
 
 // What a step leaves for the host, in one piece; sizes are those of the largest step.
@@ -51,8 +54,8 @@ struct ResultLayout {
 // Where everything lies in the workspace, as offsets from its first usable byte.
 struct ForwardPlaces {
   size_t staging, input_tokens, rotations, frequencies, counting, zeros, residual, normalized, wide,
-      compact, sampled_hidden, logits, results, partial_output, partial_lse, prefill_ints,
-      prefill_floats, gemm, end;
+      compact, sampled_hidden, logits, logit_parts, results, partial_output, partial_lse,
+      prefill_ints, prefill_floats, gemm, end;
   // Inside `wide`: attention's output behind qkv, the activation's behind gate and up.
   size_t attention, activated;
 
@@ -80,6 +83,10 @@ struct ForwardContext {
     return (config.num_heads + 2 * config.num_kv_heads) * config.head_dim;
   }
   int32_t attention_size() const { return config.num_heads * config.head_dim; }
+  // Whether products add to the residual stream here; other ranks' results are summed with it.
+  bool keeps_residual() const {
+    return options.collective == nullptr || options.collective->rank() == 0;
+  }
 
   template <typename T>
   T* At(size_t offset) const {

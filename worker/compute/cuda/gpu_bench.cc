@@ -9,11 +9,13 @@
 #include <iostream>
 #include <map>
 #include <memory>
+#include <numeric>
 #include <string>
 #include <vector>
 
 #include "CLI/CLI.hpp"
 #include "nlohmann/json.hpp"
+#include "worker/compute/cuda/collective_bench.h"
 #include "worker/compute/cuda/gpu_model.h"
 
 namespace palimpsest::cuda {
@@ -80,7 +82,7 @@ class Bench {
     start_ms_ = Milliseconds(start);
   }
 
-  CudaRunner& runner() { return *runner_; }
+  GpuRunner& runner() { return *runner_; }
   double start_ms() const { return start_ms_; }
 
   // Decodes `steps` tokens of `batch` sequences that hold `context` tokens, two steps in flight.
@@ -182,7 +184,7 @@ class Bench {
 
   const GpuModel& model_;
   const int32_t block_tokens_;
-  std::unique_ptr<CudaRunner> runner_;
+  std::unique_ptr<GpuRunner> runner_;
   double start_ms_ = 0;
   std::vector<std::vector<BlockId>> tables_;
   std::vector<TokenId> tokens_;
@@ -197,6 +199,9 @@ struct Flags {
   int32_t steps = 256;
   int32_t fused_rows = 16;
   int32_t tensor_core_tokens = 16384;
+  int32_t ranks = 1;
+  bool direct = true;
+  bool collectives = false;
   bool graphs = true;
   bool quick = false;
   std::vector<int32_t> batches = {1, 8, 32, 128, 256};
@@ -204,7 +209,7 @@ struct Flags {
   std::vector<int32_t> profile_batches = {1};
 };
 
-Json Algorithms(const CudaRunner& runner, double start_ms) {
+Json Algorithms(const GpuRunner& runner, double start_ms) {
   return {{"cublaslt", runner.gemms().version()},
           {"measured", runner.gemms().measured()},
           {"start_ms", start_ms}};
@@ -218,6 +223,8 @@ Json Run(const Flags& flags, const GpuModel& model, const CudaRunnerOptions& opt
               {"date", flags.date},
               {"commit", flags.commit},
               {"gpu", properties.name},
+              {"gpus", model.ranks()},
+              {"direct_exchange", flags.direct},
               {"parameter_bytes", model.parameter_bytes().count()},
               {"runner", Algorithms(bench.runner(), bench.start_ms())}};
   if (flags.profile == "decode") {
@@ -263,6 +270,22 @@ Json Run(const Flags& flags, const GpuModel& model, const CudaRunnerOptions& opt
   return out;
 }
 
+void Write(const Flags& flags, const Json& json) {
+  const std::string text = json.dump(1);
+  std::cout << text << "\n";
+  if (!flags.out.empty()) std::ofstream(flags.out) << text << "\n";
+}
+
+int RunCollectives(const Flags& flags) {
+  std::vector<int> devices(static_cast<size_t>(std::max(flags.ranks, 2)));
+  std::iota(devices.begin(), devices.end(), 0);
+  Json json = ValueOrDie(MeasureCollectives(devices));
+  json["date"] = flags.date;
+  json["commit"] = flags.commit;
+  Write(flags, json);
+  return json["ok"].get<bool>() ? EXIT_SUCCESS : EXIT_FAILURE;
+}
+
 int Main(int argc, char** argv) {
   Flags flags;
   CLI::App app("Measures the GPU runner on random weights");
@@ -281,9 +304,13 @@ int Main(int argc, char** argv) {
   app.add_option("--fused-rows", flags.fused_rows,
                  "steps of up to this many rows use fused products");
   app.add_option("--tensor-core-tokens", flags.tensor_core_tokens, "see CudaRunnerOptions");
+  app.add_option("--tp", flags.ranks, "GPUs that the model is shared among");
+  app.add_flag("--direct,!--no-direct", flags.direct, "exchange small messages without NCCL");
+  app.add_flag("--collectives", flags.collectives, "check and measure the exchange between GPUs");
   app.add_flag("--quick", flags.quick, "only decode and first token");
   CLI11_PARSE(app, argc, argv);
 
+  if (flags.collectives) return RunCollectives(flags);
   ModelConfig config = Shape(flags.shape);
   if (flags.layers > 0) config.num_layers = flags.layers;
   CudaRunnerOptions options;
@@ -291,12 +318,13 @@ int Main(int argc, char** argv) {
   options.gemm_cache_file = flags.cache;
   options.max_fused_rows = flags.fused_rows;
   options.tensor_core_tokens = flags.tensor_core_tokens;
-  const auto model = ValueOrDie(GpuModel::Create(config, 140000, options));
+  const auto model = ValueOrDie(GpuModel::Create(config, 140000, options, flags.ranks));
+  GpuCollectivesOptions collectives;
+  if (!flags.direct) collectives.max_direct_sum_bytes = collectives.max_direct_gather_bytes = 0;
+  model->SetCollectives(collectives);
   OkOrDie(model->FillRandom(1));
   OkOrDie(model->FillKv(2));
-  const std::string text = Run(flags, *model, options).dump(1);
-  std::cout << text << "\n";
-  if (!flags.out.empty()) std::ofstream(flags.out) << text << "\n";
+  Write(flags, Run(flags, *model, options));
   return EXIT_SUCCESS;
 }
 

@@ -1,7 +1,7 @@
 // Checks the GPU runner on the GPU machine: logits against a reference, equal results when plans
 // are replayed or pipelined, harmless padding rows, sampling against worker/core/sampling.h.
 //
-//   gpu_check --model FOLDER [--out FILE] [--short]
+//   gpu_check --model FOLDER [--tp GPUS] [--out FILE] [--short]
 //
 // FOLDER is a Hugging Face folder with, beside the model, what tools/reference/make_reference.py
 // wrote: tokens.bin (int32), logits_fp32.bin and logits_bf16.bin (float32, [tokens, vocabulary]).
@@ -100,7 +100,8 @@ class Check {
     repeats_ = 2;
   }
 
-  Json RunAll(bool& passed) {
+  // `one`: the same model on one GPU, to compare with; null: none.
+  Json RunAll(GpuModel* one, bool& passed) {
     Json out;
     const auto add = [&](const char* name, Json result) {
       passed = passed && result.at("ok").get<bool>();
@@ -114,12 +115,13 @@ class Check {
     add("pipelined", Pipelined());
     add("padding", Padding());
     add("sampling", Sampling());
+    if (one != nullptr) add("one_gpu", AgainstOneGpu(*one));
     return out;
   }
 
  private:
   // Submits and waits; returns the chunks' tokens.
-  std::vector<SampledToken> Step(CudaRunner& runner, const StepPlan& plan) {
+  std::vector<SampledToken> Step(GpuRunner& runner, const StepPlan& plan) {
     OkOrDie(runner.Submit(plan));
     const StepResult result = ValueOrDie(runner.Wait());
     std::vector<SampledToken> tokens;
@@ -140,7 +142,7 @@ class Check {
   }
 
   // Logits of a chunk that ends with token `last`, beside the reference's own error there.
-  void Compare(CudaRunner& runner, size_t chunk, size_t last, Difference& got, Difference& own) {
+  void Compare(GpuRunner& runner, size_t chunk, size_t last, Difference& got, Difference& own) {
     const std::vector<float> logits = ValueOrDie(runner.Logits(chunk));
     const float* reference = fp32_.data() + last * vocabulary_;
     got.Add(logits, reference);
@@ -231,7 +233,7 @@ class Check {
   }
 
   // Generates with `sequences` sequences; every token's bits, in order.
-  std::vector<int64_t> Generate(CudaRunner& runner, int sequences, int steps, bool pipelined,
+  std::vector<int64_t> Generate(GpuRunner& runner, int sequences, int steps, bool pipelined,
                                 bool sampled) {
     CloseAll();
     std::vector<std::vector<BlockId>> blocks;
@@ -299,7 +301,7 @@ class Check {
       const auto expected = Generate(*first, sequences, generated_, false, true);
       int64_t here = 0;
       for (int repeat = 0; repeat < repeats_; ++repeat) {
-        CudaRunner& runner = repeat % 2 == 0 ? *second : *first;
+        GpuRunner& runner = repeat % 2 == 0 ? *second : *first;
         const auto got = Generate(runner, sequences, generated_, false, true);
         for (size_t i = 0; i < got.size(); ++i) here += got[i] != expected[i];
         count += static_cast<int64_t>(got.size());
@@ -390,6 +392,37 @@ class Check {
             {"max_logprob_error", logprob_error}};
   }
 
+  // Logits and greedy tokens beside those of the same model on one GPU.
+  Json AgainstOneGpu(GpuModel& one) {
+    CloseAll();
+    const auto here = ValueOrDie(model_.NewRunner());
+    const auto there = ValueOrDie(one.NewRunner());
+    const SamplingRequest greedy = Greedy();
+    const auto blocks = Open(static_cast<int32_t>(tokens_.size()));
+    Difference got, own;
+    int64_t differ = 0;
+    double largest_lead = 0;
+    for (size_t t = 0; t < tokens_.size(); ++t) {
+      StepPlan plan;
+      plan.chunks.push_back(
+          {absl::MakeConstSpan(tokens_).subspan(t, 1), static_cast<int32_t>(t), blocks, &greedy});
+      const TokenId token = Step(*here, plan)[0].token;
+      const TokenId expected = Step(*there, plan)[0].token;
+      const std::vector<float> logits = ValueOrDie(there->Logits(0));
+      got.Add(ValueOrDie(here->Logits(0)), logits.data());
+      const size_t row = t * vocabulary_;
+      own.Add(absl::MakeConstSpan(bf16_).subspan(row, vocabulary_), fp32_.data() + row);
+      differ += token != expected;
+      largest_lead = std::max(largest_lead, double{logits[expected]} - logits[token]);
+    }
+    Json json = Judge(got, own);
+    // A token may differ where the two best logits were closer than twice the error of one.
+    json["ok"] = json["ok"].get<bool>() && largest_lead <= 2 * got.largest;
+    json["tokens_differ"] = differ;
+    json["largest_lead"] = largest_lead;
+    return json;
+  }
+
   GpuModel& model_;
   std::vector<TokenId> tokens_;
   int generated_ = 20;
@@ -402,7 +435,8 @@ class Check {
 
 int Main(int argc, char** argv) {
   std::string folder, out, cache;
-  bool brief = false, overlap = true;
+  bool brief = false, overlap = true, direct = true;
+  int32_t ranks = 1;
   // Low enough for both kernels to run.
   int32_t tensor_core_tokens = 200;
   CLI::App app("Checks the GPU runner against a reference");
@@ -412,6 +446,8 @@ int Main(int argc, char** argv) {
   app.add_option("--tensor-core-tokens", tensor_core_tokens, "see CudaRunnerOptions");
   app.add_flag("--overlap,!--no-overlap", overlap, "see CudaRunnerOptions");
   app.add_flag("--short", brief, "fewer tokens");
+  app.add_option("--tp", ranks, "GPUs that the model is shared among");
+  app.add_flag("--direct,!--no-direct", direct, "exchange small messages without NCCL");
   CLI11_PARSE(app, argc, argv);
 
   const ModelConfig config = ValueOrDie(ReadModelConfig(folder));
@@ -422,12 +458,20 @@ int Main(int argc, char** argv) {
   options.gemm_cache_file = cache;
   options.overlap_launches = overlap;
   options.tensor_core_tokens = tensor_core_tokens;
-  const auto model = ValueOrDie(GpuModel::Create(config, 32768, options));
+  const auto model = ValueOrDie(GpuModel::Create(config, 32768, options, ranks));
   OkOrDie(model->LoadFolder(folder));
+  GpuCollectivesOptions collectives;
+  if (!direct) collectives.max_direct_sum_bytes = collectives.max_direct_gather_bytes = 0;
+  model->SetCollectives(collectives);
+  std::unique_ptr<GpuModel> one;
+  if (ranks > 1) {
+    one = ValueOrDie(GpuModel::Create(config, 32768, options));
+    OkOrDie(one->LoadFolder(folder));
+  }
   Check check(*model, folder);
   if (brief) check.Shorten();
   bool passed = true;
-  Json json = {{"model", folder}, {"checks", check.RunAll(passed)}, {"passed", passed}};
+  Json json = {{"model", folder}, {"ranks", ranks}, {"checks", check.RunAll(one.get(), passed)}};
   json["passed"] = passed;
   std::cout << json.dump(1) << "\n";
   if (!out.empty()) std::ofstream(out) << json.dump(1) << "\n";

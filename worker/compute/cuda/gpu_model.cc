@@ -4,11 +4,14 @@
 
 #include <cmath>
 #include <cstdlib>
+#include <utility>
 
 #include "common/cuda/status.h"
+#include "worker/compute/cuda/cuda_rank_runners.h"
 #include "worker/compute/cuda/kernels.h"
 #include "worker/model/image_builder.h"
 #include "worker/model/safetensors.h"
+#include "worker/model/tensor_parallel.h"
 
 namespace palimpsest::cuda {
 namespace {
@@ -21,51 +24,79 @@ constexpr float kDeviation = 0.02f;
 
 absl::StatusOr<std::unique_ptr<GpuModel>> GpuModel::Create(const ModelConfig& config,
                                                            int64_t kv_tokens,
-                                                           const CudaRunnerOptions& options) {
-  auto layout = LayOutImage(config, kSlab, WeightFormat::kRowMajor);
+                                                           const CudaRunnerOptions& options,
+                                                           int32_t ranks) {
+  const absl::StatusOr<ModelConfig> rank_config = RankConfig(config, ranks);
+  if (!rank_config.ok()) return rank_config.status();
+  auto layout = LayOutImage(*rank_config, kSlab, WeightFormat::kRowMajor);
   if (!layout.ok()) return layout.status();
-  std::unique_ptr<GpuModel> model(new GpuModel(config, *layout, options));
-  const Bytes block = config.KvBytes(options.block_tokens);
+  std::unique_ptr<GpuModel> model(new GpuModel(config, *rank_config, *layout, options));
+  model->memory_.resize(static_cast<size_t>(ranks));
   model->blocks_ = static_cast<int32_t>(kv_tokens / options.block_tokens);
-  const Bytes kv = block * (model->blocks_ + 1);
-  const Bytes workspace = CudaRunner::WorkspaceBytes(config, block, options);
-  void* data = nullptr;
-  absl::Status status = CudaStatus(
-      cudaMalloc(&model->parameters_, static_cast<size_t>(layout->total.count())), "parameters");
-  status.Update(CudaStatus(cudaMalloc(&data, static_cast<size_t>((kv + workspace).count())),
-                           "KV cache and workspace"));
-  if (!status.ok()) return status;
-  model->memory_.parameters = static_cast<std::byte*>(model->parameters_);
-  model->memory_.kv = static_cast<std::byte*>(data);
-  model->memory_.kv_block_bytes = block;
-  model->memory_.workspace = model->memory_.kv + kv.count();
-  model->memory_.workspace_bytes = workspace;
-  // 0xff bytes are NaN: reading what was not written shows.
-  status = CudaStatus(cudaMemset(data, 0xff, static_cast<size_t>(kv.count())), "fill the KV cache");
+  const Bytes block = rank_config->KvBytes(options.block_tokens);
+  absl::Status status = model->Allocate(block, block * (model->blocks_ + 1),
+                                        CudaRunner::WorkspaceBytes(*rank_config, block, options));
   if (!status.ok()) return status;
   return model;
 }
 
+absl::Status GpuModel::EachRank(absl::FunctionRef<absl::Status(int rank)> call) const {
+  for (int rank = 0; rank < ranks(); ++rank) {
+    absl::Status status = CudaStatus(cudaSetDevice(options_.device + rank), "choose the GPU");
+    if (status.ok()) status = call(rank);
+    if (!status.ok()) return status;
+  }
+  return CudaStatus(cudaSetDevice(options_.device), "choose the GPU");
+}
+
+absl::Status GpuModel::Allocate(Bytes kv_block, Bytes kv, Bytes workspace) {
+  return EachRank([&](int rank) {
+    void* parameters = nullptr;
+    void* data = nullptr;
+    absl::Status status = CudaStatus(
+        cudaMalloc(&parameters, static_cast<size_t>(layout_.total.count())), "parameters");
+    status.Update(CudaStatus(cudaMalloc(&data, static_cast<size_t>((kv + workspace).count())),
+                             "KV cache and workspace"));
+    ModelMemory& memory = memory_[rank];
+    memory.parameters = static_cast<std::byte*>(parameters);
+    memory.kv = static_cast<std::byte*>(data);
+    memory.kv_block_bytes = kv_block;
+    memory.workspace = memory.kv + kv.count();
+    memory.workspace_bytes = workspace;
+    if (!status.ok()) return status;
+    // 0xff bytes are NaN: reading what was not written shows.
+    return CudaStatus(cudaMemset(data, 0xff, static_cast<size_t>(kv.count())), "fill the KV cache");
+  });
+}
+
 GpuModel::~GpuModel() {
-  cudaFree(parameters_);
-  cudaFree(memory_.kv);
+  for (const ModelMemory& memory : memory_) {
+    cudaFree(const_cast<std::byte*>(memory.parameters));
+    cudaFree(memory.kv);
+  }
 }
 
 absl::Status GpuModel::FillRandom(uint64_t seed) {
-  auto* base = static_cast<std::byte*>(parameters_);
+  return EachRank([&](int rank) { return FillRank(seed, rank); });
+}
+
+// What all ranks have alike is the same on each.
+absl::Status GpuModel::FillRank(uint64_t seed, int rank) {
+  auto* base = const_cast<std::byte*>(memory_[rank].parameters);
   absl::Status status;
-  const auto fill = [&](Bytes offset, int64_t count, float middle, float spread) {
+  const auto fill = [&](Bytes offset, int64_t count, float middle, float spread, bool own = true) {
     if (count == 0) return;
+    const uint64_t number = seed++ + (own ? static_cast<uint64_t>(rank) << 32 : 0);
     status.Update(CudaStatus(
-        FillUniform(base + offset.count(), count, middle, spread, seed++, nullptr), "fill"));
+        FillUniform(base + offset.count(), count, middle, spread, number, nullptr), "fill"));
   };
   const float spread = kDeviation * std::sqrt(3.0f);
   const auto matrix = [&](const MatrixPlacement& m) {
     fill(m.offset, int64_t{m.rows} * m.cols, 0, spread);
   };
   const auto bias = [&](const VectorPlacement& v) { fill(v.offset, v.size, 0, spread); };
-  const auto norm = [&](const VectorPlacement& v) { fill(v.offset, v.size, 1, 0.1f); };
-  matrix(layout_.embed);
+  const auto norm = [&](const VectorPlacement& v) { fill(v.offset, v.size, 1, 0.1f, false); };
+  fill(layout_.embed.offset, int64_t{layout_.embed.rows} * layout_.embed.cols, 0, spread, false);
   for (const LayerPlacement& layer : layout_.layers) {
     for (const MatrixPlacement& m : {layer.qkv, layer.o, layer.gate_up, layer.down}) matrix(m);
     for (const VectorPlacement& v :
@@ -86,7 +117,7 @@ absl::Status GpuModel::LoadFolder(const std::string& folder) {
   if (!checkpoint.ok()) return checkpoint.status();
   absl::Status status = CheckTensors(*checkpoint, config_, layout_);
   if (!status.ok()) return status;
-  const auto size = static_cast<size_t>(layout_.total.count());
+  const auto size = static_cast<size_t>(layout_.image_bytes().count());
   struct Free {
     void operator()(std::byte* memory) const { std::free(memory); }
   };
@@ -95,27 +126,53 @@ absl::Status GpuModel::LoadFolder(const std::string& folder) {
   std::fill_n(image.get(), size, std::byte{0});
   status = BuildImage(*checkpoint, config_, layout_, absl::MakeSpan(image.get(), size));
   if (!status.ok()) return status;
-  return CudaStatus(cudaMemcpy(parameters_, image.get(), size, cudaMemcpyHostToDevice),
-                    "copy the image");
+  return EachRank([&](int rank) {
+    const auto part = static_cast<size_t>(layout_.total.count());
+    return CudaStatus(cudaMemcpy(const_cast<std::byte*>(memory_[rank].parameters),
+                                 image.get() + rank * part, part, cudaMemcpyHostToDevice),
+                      "copy the image");
+  });
 }
 
 absl::Status GpuModel::FillKv(uint64_t seed) {
-  const int64_t count = (memory_.workspace - memory_.kv) / 2;
-  absl::Status status =
-      CudaStatus(FillUniform(memory_.kv, count, 0, 1, seed, nullptr), "fill the KV cache");
-  status.Update(CudaStatus(cudaDeviceSynchronize(), "fill the KV cache"));
-  return status;
+  return EachRank([&](int rank) {
+    const ModelMemory& memory = memory_[rank];
+    const int64_t count = (memory.workspace - memory.kv) / 2;
+    absl::Status status =
+        CudaStatus(FillUniform(memory.kv, count, 0, 1, seed, nullptr), "fill the KV cache");
+    status.Update(CudaStatus(cudaDeviceSynchronize(), "fill the KV cache"));
+    return status;
+  });
 }
 
 absl::Status GpuModel::FillNullBlock(int byte) {
   // The workspace begins at a whole block here.
-  return CudaStatus(
-      cudaMemset(memory_.workspace, byte, static_cast<size_t>(memory_.kv_block_bytes.count())),
-      "fill the null block");
+  return EachRank([&](int rank) {
+    const ModelMemory& memory = memory_[rank];
+    return CudaStatus(
+        cudaMemset(memory.workspace, byte, static_cast<size_t>(memory.kv_block_bytes.count())),
+        "fill the null block");
+  });
 }
 
-absl::StatusOr<std::unique_ptr<CudaRunner>> GpuModel::NewRunner() const {
-  return CudaRunner::Create(config_, layout_, memory_, nullptr, options_);
+std::vector<int> GpuModel::devices() const {
+  std::vector<int> devices;
+  for (int rank = 0; rank < ranks(); ++rank) devices.push_back(options_.device + rank);
+  return devices;
+}
+
+absl::StatusOr<std::unique_ptr<GpuRunner>> GpuModel::NewRunner() const {
+  if (ranks() == 1) {
+    auto runner = CudaRunner::Create(config_, layout_, memory_.front(), nullptr, options_);
+    if (!runner.ok()) return runner.status();
+    CudaRunner* const first = runner->get();
+    return std::make_unique<GpuRunner>(*std::move(runner), first);
+  }
+  GpuCollectivesOptions collectives = collectives_;
+  collectives.devices = devices();
+  auto made = MakeRankedRunner(rank_config_, layout_, memory_, nullptr, options_, collectives);
+  if (!made.ok()) return made.status();
+  return std::make_unique<GpuRunner>(std::move(made->runner), made->first);
 }
 
 std::vector<BlockId> TakeBlocks(int32_t tokens, int32_t block_tokens, uint32_t* next) {

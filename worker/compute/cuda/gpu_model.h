@@ -5,27 +5,55 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/bytes.h"
 #include "common/ids.h"
 #include "worker/compute/cuda/cuda_runner.h"
+#include "worker/compute/cuda/gpu_collectives.h"
 #include "worker/model/image_layout.h"
 #include "worker/model/model_config.h"
 
 namespace palimpsest::cuda {
 
+// A runner of one GPU or of several, with what checks look at: that of rank 0.
+class GpuRunner final : public ModelRunner {
+ public:
+  // `first` is a part of `runner`, or itself.
+  GpuRunner(std::unique_ptr<ModelRunner> runner, CudaRunner* first)
+      : runner_(std::move(runner)), first_(first) {}
+
+  int pipeline_depth() const override { return runner_->pipeline_depth(); }
+  absl::Status Submit(const StepPlan& plan) override { return runner_->Submit(plan); }
+  absl::StatusOr<StepResult> Wait() override { return runner_->Wait(); }
+
+  absl::StatusOr<std::vector<float>> Logits(size_t chunk) const { return first_->Logits(chunk); }
+  void SetTiming(bool on) { first_->SetTiming(on); }
+  float gpu_milliseconds() const { return first_->gpu_milliseconds(); }
+  const CudaRunnerStats& stats() const { return first_->stats(); }
+  const GemmLibrary& gemms() const { return first_->gemms(); }
+
+ private:
+  const std::unique_ptr<ModelRunner> runner_;
+  CudaRunner* const first_;
+};
+
 class GpuModel {
  public:
-  // Room for `kv_tokens` tokens of KV cache and for a runner with these options.
+  // Room for `kv_tokens` tokens of KV cache and for a runner with these options. `ranks` above 1:
+  // on GPUs options.device and up.
   static absl::StatusOr<std::unique_ptr<GpuModel>> Create(const ModelConfig& config,
                                                           int64_t kv_tokens,
-                                                          const CudaRunnerOptions& options);
+                                                          const CudaRunnerOptions& options,
+                                                          int32_t ranks = 1);
   ~GpuModel();
 
-  // Random weights that depend on the seed alone; norm weights about 1.
+  // Random weights that depend on the seed alone; norm weights about 1. Those of several ranks are
+  // not the parts of one model's.
   absl::Status FillRandom(uint64_t seed);
   // The weights of a Hugging Face folder.
   absl::Status LoadFolder(const std::string& folder);
@@ -33,22 +61,35 @@ class GpuModel {
   absl::Status FillKv(uint64_t seed);
   absl::Status FillNullBlock(int byte);
 
-  absl::StatusOr<std::unique_ptr<CudaRunner>> NewRunner() const;
+  // How the collectives of the next NewRunner go; the devices are the model's own.
+  void SetCollectives(const GpuCollectivesOptions& options) { collectives_ = options; }
+  absl::StatusOr<std::unique_ptr<GpuRunner>> NewRunner() const;
 
   const ModelConfig& config() const { return config_; }
+  int32_t ranks() const { return layout_.ranks; }
+  // The GPU of each rank.
+  std::vector<int> devices() const;
   // Blocks 1 .. blocks() are free to use.
   int32_t blocks() const { return blocks_; }
+  // On each GPU.
   Bytes parameter_bytes() const { return layout_.total; }
 
  private:
-  GpuModel(const ModelConfig& config, const ImageLayout& layout, const CudaRunnerOptions& options)
-      : config_(config), layout_(layout), options_(options) {}
+  GpuModel(const ModelConfig& config, const ModelConfig& rank_config, const ImageLayout& layout,
+           const CudaRunnerOptions& options)
+      : config_(config), rank_config_(rank_config), layout_(layout), options_(options) {}
+
+  absl::Status Allocate(Bytes kv_block, Bytes kv, Bytes workspace);
+  absl::Status FillRank(uint64_t seed, int rank);
+  // With the rank's GPU current.
+  absl::Status EachRank(absl::FunctionRef<absl::Status(int rank)> call) const;
 
   const ModelConfig config_;
+  const ModelConfig rank_config_;
   const ImageLayout layout_;
   const CudaRunnerOptions options_;
-  ModelMemory memory_;
-  void* parameters_ = nullptr;
+  GpuCollectivesOptions collectives_;
+  std::vector<ModelMemory> memory_;
   int32_t blocks_ = 0;
 };
 

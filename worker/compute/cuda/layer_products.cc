@@ -60,16 +60,17 @@ absl::Status LayerProducts::MakeProducts(cudaStream_t stream) {
   const std::vector<int32_t> steps = RowSteps(context_.options);
   const std::vector<int32_t> decode_steps = DecodeSteps(context_.options);
   const ModelConfig& c = context_.config;
+  const bool residual = context_.keeps_residual();
   const struct {
     std::unique_ptr<Gemm>& product;
     GemmShape shape;
     const std::vector<int32_t>& steps;
   } wanted[] = {
       {qkv_, {context_.qkv_size(), c.hidden_size, c.qkv_bias, false, false}, steps},
-      {o_, {c.hidden_size, context_.attention_size(), c.o_bias, true, false}, steps},
+      {o_, {c.hidden_size, context_.attention_size(), c.o_bias, residual, false}, steps},
       {gate_up_, {2 * c.intermediate_size, c.hidden_size, c.mlp_bias, false, false}, steps},
-      {down_, {c.hidden_size, c.intermediate_size, c.mlp_bias, true, false}, steps},
-      {head_, {c.vocab_size, c.hidden_size, false, false, true}, decode_steps},
+      {down_, {c.hidden_size, c.intermediate_size, c.mlp_bias, residual, false}, steps},
+      {head_, {c.head_rows(), c.hidden_size, false, false, true}, decode_steps},
   };
   for (const auto& [product, shape, row_steps] : wanted) {
     auto made = Gemm::Create(*library_, shape, row_steps);
@@ -124,7 +125,7 @@ absl::Status LayerProducts::MultiplyFused(const Fusion& fusion, const MatrixPlac
   }
   if (bias.size > 0) product.bias = context_.Tensor(bias.offset);
   if (fusion.gated) product.activation = SkinnyActivation::kSiluAndMul;
-  if (fusion.residual) {
+  if (fusion.residual && context_.keeps_residual()) {
     product.residual = context_.At<void>(output);
     product.residual_stride = product.n;
   }
@@ -144,8 +145,8 @@ absl::Status LayerProducts::Qkv(const LayerPlacement& at, int32_t rows, cudaStre
   return Multiply(*qkv_, at.qkv, at.qkv_bias, places.normalized, places.wide, rows, stream);
 }
 
-absl::Status LayerProducts::Output(const LayerPlacement& at, const ActivationRows& rows,
-                                   cudaStream_t stream) {
+absl::Status LayerProducts::OwnOutput(const LayerPlacement& at, const ActivationRows& rows,
+                                      cudaStream_t stream) {
   if (Fused(rows.count)) {
     return MultiplyFused({.residual = true}, at.o, at.o_bias, rows.attention, rows.residual,
                          rows.count, stream);
@@ -160,8 +161,8 @@ absl::Status LayerProducts::Activate(int32_t rows, cudaStream_t stream) {
                     "SiLU");
 }
 
-absl::Status LayerProducts::Mlp(const LayerPlacement& at, const ActivationRows& rows,
-                                cudaStream_t stream) {
+absl::Status LayerProducts::OwnMlp(const LayerPlacement& at, const ActivationRows& rows,
+                                   cudaStream_t stream) {
   const ForwardPlaces& places = context_.places;
   if (Fused(rows.count)) {
     absl::Status status =
@@ -183,18 +184,59 @@ absl::Status LayerProducts::Mlp(const LayerPlacement& at, const ActivationRows& 
                   stream);
 }
 
-absl::Status LayerProducts::Head(size_t residual, const int32_t* indexes, int32_t count,
-                                 cudaStream_t stream) {
+absl::Status LayerProducts::OwnHead(size_t residual, const int32_t* indexes, int32_t count,
+                                    cudaStream_t stream) {
   const ImageLayout& layout = context_.layout;
   const ForwardPlaces& places = context_.places;
   if (Fused(count) && indexes == nullptr) {
     return MultiplyFused({.norm = &layout.final_norm, .float_output = true}, layout.lm_head, {},
-                         residual, places.logits, count, stream);
+                         residual, own_logits(count), count, stream);
   }
   absl::Status status =
       Normalize(layout.final_norm, residual, indexes, count, places.sampled_hidden, stream);
   if (!status.ok()) return status;
-  return Multiply(*head_, layout.lm_head, {}, places.sampled_hidden, places.logits, count, stream);
+  return Multiply(*head_, layout.lm_head, {}, places.sampled_hidden, own_logits(count), count,
+                  stream);
+}
+
+absl::Status LayerProducts::Output(const LayerPlacement& at, const ActivationRows& rows,
+                                   cudaStream_t stream) {
+  absl::Status status = OwnOutput(at, rows, stream);
+  return status.ok() ? AddRanks(rows, stream) : status;
+}
+
+absl::Status LayerProducts::Mlp(const LayerPlacement& at, const ActivationRows& rows,
+                                cudaStream_t stream) {
+  absl::Status status = OwnMlp(at, rows, stream);
+  return status.ok() ? AddRanks(rows, stream) : status;
+}
+
+absl::Status LayerProducts::Head(size_t residual, const int32_t* indexes, int32_t count,
+                                 cudaStream_t stream) {
+  absl::Status status = OwnHead(residual, indexes, count, stream);
+  return status.ok() ? JoinLogits(count, stream) : status;
+}
+
+absl::Status LayerProducts::AddRanks(const ActivationRows& rows, cudaStream_t stream) {
+  Collective* const collective = context_.options.collective;
+  if (collective == nullptr) return absl::OkStatus();
+  return collective->AllReduce(context_.At<void>(rows.residual),
+                               int64_t{rows.count} * context_.config.hidden_size, stream);
+}
+
+size_t LayerProducts::own_logits(int32_t count) const {
+  const Collective* const collective = context_.options.collective;
+  if (collective == nullptr) return context_.places.logits;
+  return context_.places.logit_parts + static_cast<size_t>(collective->rank()) * count *
+                                           context_.config.head_rows() * sizeof(float);
+}
+
+absl::Status LayerProducts::JoinLogits(int32_t count, cudaStream_t stream) {
+  Collective* const collective = context_.options.collective;
+  if (collective == nullptr) return absl::OkStatus();
+  return collective->AllGather(context_.At<float>(context_.places.logit_parts),
+                               context_.At<float>(context_.places.logits), count,
+                               context_.config.head_rows(), context_.config.vocab_size, stream);
 }
 
 }  // namespace palimpsest::cuda

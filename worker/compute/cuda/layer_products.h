@@ -41,6 +41,9 @@ class LayerProducts {
   explicit LayerProducts(const ForwardContext& context) : context_(context) {}
 
   absl::Status MakeProducts(cudaStream_t stream);
+  // Products that other ranks have their parts of: the residual stream takes up the sum.
+  absl::Status AddRanks(const ActivationRows& rows, cudaStream_t stream);
+  absl::Status JoinLogits(int32_t count, cudaStream_t stream);
   absl::Status Normalize(const VectorPlacement& weight, size_t input, const int32_t* indexes,
                          int32_t count, size_t output, cudaStream_t stream);
   absl::Status Multiply(Gemm& product, const MatrixPlacement& weights, const VectorPlacement& bias,
@@ -57,6 +60,11 @@ class LayerProducts {
   absl::Status MultiplyFused(const Fusion& fusion, const MatrixPlacement& weights,
                              const VectorPlacement& bias, size_t input, size_t output, int32_t rows,
                              cudaStream_t stream);
+  absl::Status OwnOutput(const LayerPlacement& at, const ActivationRows& rows, cudaStream_t stream);
+  absl::Status OwnMlp(const LayerPlacement& at, const ActivationRows& rows, cudaStream_t stream);
+  absl::Status OwnHead(size_t residual, const int32_t* indexes, int32_t count, cudaStream_t stream);
+  // Where this rank's logits of `count` rows go.
+  size_t own_logits(int32_t count) const;
 
   const ForwardContext& context_;
   std::unique_ptr<GemmLibrary> library_;
