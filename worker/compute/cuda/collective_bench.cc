@@ -241,10 +241,10 @@ absl::StatusOr<Json> MeasureCollectives(const std::vector<int>& devices) {
     if (!direct) options.max_direct_sum_bytes = options.max_direct_gather_bytes = 0;
     auto exchange = Exchange::Create(options);
     if (!exchange.ok()) return exchange.status();
-    Json& json = out[direct ? "direct" : "nccl"];
+    Json json;
     out["nccl_version"] = (*exchange)->nccl_version();
     if (direct && !(*exchange)->direct()) {
-      json = "these GPUs cannot write each other's memory";
+      out["direct"] = "these GPUs cannot write each other's memory";
       continue;
     }
     for (const size_t count : {8, 4096, 12288, 131072 + 8, 1048576, 4194304, 16777216}) {
@@ -283,6 +283,7 @@ absl::StatusOr<Json> MeasureCollectives(const std::vector<int>& devices) {
     auto time = (*exchange)->Abort(direct ? 4096 : 4194304);
     if (!time.ok()) return time.status();
     json["abort_ms"] = *time;
+    out[direct ? "direct" : "nccl"] = std::move(json);
   }
   out["ok"] = ok;
   return out;

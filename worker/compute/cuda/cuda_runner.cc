@@ -37,7 +37,9 @@ absl::Status CheckMultiple(const char* what, int64_t value, int64_t factor) {
 
 absl::Status CheckShape(const ModelConfig& config, const ImageLayout& layout,
                         const CudaRunnerOptions& options) {
-  if (const auto special = config.SpecialFeatures(); !special.empty()) {
+  ModelConfig whole = config;
+  whole.ranks = 1;
+  if (const auto special = whole.SpecialFeatures(); !special.empty()) {
     return absl::InvalidArgumentError(absl::StrCat("the GPU runner does not support ",
                                                    absl::StrJoin(special, ", "),
                                                    "; the model is a ", config.architecture));

@@ -5,13 +5,14 @@
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 
 namespace palimpsest::cuda {
 
 // See SetLaunchOverlap in kernels.h.
-inline bool launch_overlap = true;
+inline std::atomic<bool> launch_overlap = true;
 
 // The kernel may start while the one before it drains; it calls AwaitPrevious before it touches
 // anything that kernel wrote.
