@@ -13,8 +13,12 @@ float32 on the CPU and in bfloat16 (on a GPU if there is one), and written as on
   logits         float32, the whole vocabulary
   bf16_error     largest and mean difference of the bfloat16 logits from them, over those positions
 
-Usage: make_reference.py OUTPUT_FOLDER [NAME...]
+With --long the prompts are longer, more positions are given, and there are more models; too much to
+keep, for checks on the machine that computes it (tools/gpu_check/engine_check.py).
+
+Usage: make_reference.py [--long] OUTPUT_FOLDER [NAME...]
 """
+import argparse
 import json
 import pathlib
 import sys
@@ -30,16 +34,22 @@ TOKENS = 48
 POSITIONS = [0, 6, 17, 30, 39, 47]
 VOCAB = 320
 
-COMMON = dict(vocab_size=VOCAB, hidden_size=64, intermediate_size=160, num_hidden_layers=3,
-              num_attention_heads=4, num_key_value_heads=2, head_dim=32,
-              max_position_embeddings=256, rms_norm_eps=1e-6, bos_token_id=1, eos_token_id=2,
+LONG_TOKENS = 300
+LONG_POSITIONS = range(5, LONG_TOKENS, 7)
+
+# Heads are as wide as GPU kernels take them, all else is as narrow as it may be.
+COMMON = dict(vocab_size=VOCAB, hidden_size=64, intermediate_size=256, num_hidden_layers=3,
+              num_attention_heads=4, num_key_value_heads=2, head_dim=64,
+              max_position_embeddings=512, rms_norm_eps=1e-6, bos_token_id=1, eos_token_id=2,
               pad_token_id=0)
 LATENT = {k: v for k, v in COMMON.items() if k not in ("num_key_value_heads", "head_dim")}
-LATENT.update(num_key_value_heads=4, kv_lora_rank=64, qk_nope_head_dim=32, qk_rope_head_dim=16,
-              v_head_dim=32, first_k_dense_replace=3, n_routed_experts=4, n_group=1, topk_group=1,
+LATENT.update(num_key_value_heads=4, kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64,
+              v_head_dim=128, first_k_dense_replace=3, n_routed_experts=4, n_group=1, topk_group=1,
               num_experts_per_tok=2, tie_word_embeddings=False)
 YARN = dict(rope_type="yarn", rope_theta=10000.0, factor=4.0, beta_fast=32, beta_slow=1,
             original_max_position_embeddings=24)
+GEMMA2 = dict(COMMON, tie_word_embeddings=True, num_hidden_layers=4, query_pre_attn_scalar=24,
+              attn_logit_softcapping=3.0, final_logit_softcapping=8.0, sliding_window=11)
 
 CONFIGS = {
     "llama3": ("LlamaConfig", "LlamaForCausalLM", dict(
@@ -47,27 +57,37 @@ CONFIGS = {
             rope_type="llama3", rope_theta=500000.0, factor=8.0, low_freq_factor=1.0,
             high_freq_factor=4.0, original_max_position_embeddings=32))),
     "qwen2": ("Qwen2Config", "Qwen2ForCausalLM", dict(
-        COMMON, tie_word_embeddings=True, num_hidden_layers=4, use_sliding_window=True,
-        sliding_window=9, max_window_layers=2)),
+        COMMON, tie_word_embeddings=True, num_hidden_layers=4, num_attention_heads=7,
+        num_key_value_heads=1, use_sliding_window=True, sliding_window=9, max_window_layers=2)),
     "qwen3": ("Qwen3Config", "Qwen3ForCausalLM", dict(
-        COMMON, tie_word_embeddings=False, rope_parameters=YARN)),
+        COMMON, head_dim=128, tie_word_embeddings=False, rope_parameters=YARN)),
     "mistral": ("MistralConfig", "MistralForCausalLM", dict(
         COMMON, tie_word_embeddings=False, sliding_window=13)),
     "gemma": ("GemmaConfig", "GemmaForCausalLM", dict(
-        COMMON, tie_word_embeddings=True, hidden_act="gelu_pytorch_tanh",
-        hidden_activation="gelu_pytorch_tanh")),
-    "gemma2": ("Gemma2Config", "Gemma2ForCausalLM", dict(
-        COMMON, tie_word_embeddings=True, num_hidden_layers=4, query_pre_attn_scalar=24,
-        attn_logit_softcapping=3.0, final_logit_softcapping=8.0, sliding_window=11)),
+        COMMON, head_dim=256, num_key_value_heads=1, tie_word_embeddings=True,
+        hidden_act="gelu_pytorch_tanh", hidden_activation="gelu_pytorch_tanh")),
+    "gemma2": ("Gemma2Config", "Gemma2ForCausalLM", dict(GEMMA2, head_dim=256)),
     "opt": ("OPTConfig", "OPTForCausalLM", dict(
-        vocab_size=VOCAB, hidden_size=64, ffn_dim=160, num_hidden_layers=3, num_attention_heads=4,
-        max_position_embeddings=128, word_embed_proj_dim=64, bos_token_id=2, eos_token_id=2,
+        vocab_size=VOCAB, hidden_size=128, ffn_dim=256, num_hidden_layers=3, num_attention_heads=2,
+        max_position_embeddings=512, word_embed_proj_dim=128, bos_token_id=2, eos_token_id=2,
         pad_token_id=1)),
     "deepseek_v2": ("DeepseekV2Config", "DeepseekV2ForCausalLM", dict(
         LATENT, q_lora_rank=None, topk_method="greedy",
         rope_parameters=dict(YARN, mscale=0.707, mscale_all_dim=0.707))),
     "deepseek_v3": ("DeepseekV3Config", "DeepseekV3ForCausalLM", dict(
-        LATENT, q_lora_rank=48, num_mtp_layers=0, rope_parameters=dict(YARN, mscale=1.0, mscale_all_dim=0.5))),
+        LATENT, q_lora_rank=64, num_mtp_layers=0,
+        rope_parameters=dict(YARN, mscale=1.0, mscale_all_dim=0.5))),
+}
+LONG_CONFIGS = {
+    "llama_biases": ("LlamaConfig", "LlamaForCausalLM", dict(
+        COMMON, head_dim=128, num_attention_heads=8, num_key_value_heads=1, attention_bias=True,
+        mlp_bias=True, tie_word_embeddings=False,
+        rope_parameters=dict(rope_type="linear", rope_theta=10000.0, factor=4.0))),
+    "gemma2_128": ("Gemma2Config", "Gemma2ForCausalLM", dict(GEMMA2, head_dim=128)),
+    "smollm2_shape": ("LlamaConfig", "LlamaForCausalLM", dict(
+        COMMON, vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30,
+        num_attention_heads=9, num_key_value_heads=3, tie_word_embeddings=True,
+        rope_parameters=dict(rope_type="default", rope_theta=100000.0))),
 }
 
 MASK = (1 << 64) - 1
@@ -134,20 +154,23 @@ def build(config, dtype, norm_center):
     return model.eval(), tensors
 
 
-def reference(name):
-    config_class, architecture, settings = CONFIGS[name]
+def reference(name, long):
+    config_class, architecture, settings = (CONFIGS | LONG_CONFIGS)[name]
     config = getattr(transformers, config_class)(**settings)
     config.architectures = [architecture]
     norm_center = 0.0 if name.startswith("gemma") else 1.0
-    tokens = [mix(SEED + i) % VOCAB for i in range(TOKENS)]
+    tokens = [mix(SEED + i) % config.vocab_size for i in range(LONG_TOKENS if long else TOKENS)]
+    positions = list(LONG_POSITIONS) if long else POSITIONS
+    if config.vocab_size > VOCAB:
+        positions = positions[::8]
     exact, tensors = build(config, torch.float32, norm_center)
     rounded, _ = build(config, torch.bfloat16, norm_center)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     rounded.to(device)
     ids = torch.tensor([tokens])
     with torch.no_grad():
-        want = exact(ids).logits[0, POSITIONS].float()
-        got = rounded(ids.to(device)).logits[0, POSITIONS].float().cpu()
+        want = exact(ids).logits[0, positions].float()
+        got = rounded(ids.to(device)).logits[0, positions].float().cpu()
     error = (want - got).abs()
     print(f"{name}: logits up to {want.abs().max():.3f}, deviation {want.std():.3f}, bf16 error "
           f"max {error.max():.5f}, mean {error.mean():.5f}", flush=True)
@@ -159,23 +182,28 @@ def reference(name):
         "seed": SEED,
         "tensors": tensors,
         "tokens": tokens,
-        "positions": POSITIONS,
+        "positions": positions,
         "logits": [[round(float(v), 6) for v in row] for row in want],
         "bf16_error": {"max": float(error.max()), "mean": float(error.mean())},
     }
 
 
 def main():
-    folder = pathlib.Path(sys.argv[1])
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--long", action="store_true")
+    parser.add_argument("folder", type=pathlib.Path)
+    parser.add_argument("names", nargs="*", metavar="NAME")
+    arguments = parser.parse_args()
     failed = []
-    for name in sys.argv[2:] or CONFIGS:
+    for name in arguments.names or CONFIGS | (LONG_CONFIGS if arguments.long else {}):
         try:
-            made = reference(name)
+            made = reference(name, arguments.long)
         except Exception:  # the other architectures are still wanted
             traceback.print_exc()
             failed.append(name)
             continue
-        (folder / f"{name}.json").write_text(json.dumps(made, separators=(",", ":")) + "\n")
+        text = json.dumps(made, separators=(",", ":")) + "\n"
+        (arguments.folder / f"{name}.json").write_text(text)
     sys.exit(f"failed: {', '.join(failed)}" if failed else 0)
 
 

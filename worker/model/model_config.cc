@@ -413,29 +413,6 @@ Bytes ModelConfig::KvTokenBytes() const {
 
 Bytes ModelConfig::KvBytes(int64_t tokens) const { return KvTokenBytes() * num_layers * tokens; }
 
-std::vector<absl::string_view> ModelConfig::SpecialFeatures() const {
-  std::vector<absl::string_view> out;
-  const auto add = [&out](bool present, absl::string_view name) {
-    if (present) out.push_back(name);
-  };
-  add(norm == NormKind::kLayer, "LayerNorm");
-  add(norm_weight_offset != 0, "norm weight offset");
-  add(post_norms, "post norms");
-  add(qk_norm, "query and key norms");
-  add(activation == Activation::kGeluTanhGated, "gated GELU");
-  add(activation == Activation::kRelu, "ReLU without gate");
-  add(embedding_scale != 1, "embedding scale");
-  add(logit_softcap != 0, "logit soft cap");
-  add(attention_softcap != 0, "attention soft cap");
-  add(query_scalar.has_value(), "query scalar");
-  add(position_table_offset.has_value(), "learned positions");
-  add(!layer_windows.empty(), "mixed windows");
-  add(rope_scaling && rope_scaling->kind == RopeScaling::Kind::kYarn, "yarn");
-  add(latent.has_value(), "latent attention");
-  add(ranks > 1, "tensor parallelism");
-  return out;
-}
-
 absl::StatusOr<ModelConfig> ParseModelConfig(absl::string_view config_json,
                                              absl::string_view generation_config) {
   auto document = ParseNamed("config.json", config_json);

@@ -127,10 +127,6 @@ struct ModelConfig {
   Bytes KvTokenBytes() const;
   // KV of `tokens` tokens over all layers.
   Bytes KvBytes(int64_t tokens) const;
-
-  // Names of the parts in which this model differs from a Llama with optional biases, window and
-  // linear or llama3 rope scaling. A runner refuses a model if there is one that it does not know.
-  std::vector<absl::string_view> SpecialFeatures() const;
 };
 
 // In the order in which they are listed to users.

@@ -1,5 +1,6 @@
 #include "worker/model/model_config.h"
 
+#include <cmath>
 #include <cstdint>
 #include <cstdlib>
 #include <filesystem>
@@ -149,7 +150,6 @@ TEST(ParseModelConfig, ReadsWindowsOfSomeLayers) {
   EXPECT_EQ(config.sliding_window, std::nullopt);
   EXPECT_EQ(config.WindowOf(19), INT32_MAX);
   EXPECT_EQ(config.WindowOf(20), 131072);
-  EXPECT_THAT(config.SpecialFeatures(), ElementsAre("mixed windows"));
   document["layer_types"] = std::vector<std::string>(24, "full_attention");
   document["layer_types"][3] = "sliding_attention";
   EXPECT_EQ(Parsed(document).WindowOf(3), 131072);
@@ -182,7 +182,8 @@ TEST(ParseModelConfig, ReadsQwen3) {
   const ModelConfig config = Parsed(document);
   EXPECT_EQ(config.head_dim, 128) << "the family's, not hidden_size / heads";
   EXPECT_FALSE(config.qkv_bias || config.o_bias);
-  EXPECT_THAT(config.SpecialFeatures(), ElementsAre("query and key norms", "yarn"));
+  EXPECT_TRUE(config.qk_norm);
+  EXPECT_EQ(config.rope_scaling->kind, RopeScaling::Kind::kYarn);
   EXPECT_NEAR(config.rope_scaling->magnitude, 1.1386294, 1e-6) << "0.1 ln 4 + 1";
   document["attention_bias"] = true;
   EXPECT_TRUE(Parsed(document).qkv_bias && Parsed(document).o_bias);
@@ -221,8 +222,11 @@ TEST(ParseModelConfig, ReadsGemma2) {
   document["use_bidirectional_attention"] = nullptr;
   document["architectures"] = {"GemmaForCausalLM"};
   document["hidden_act"] = "gelu";
-  EXPECT_THAT(Parsed(document).SpecialFeatures(),
-              ElementsAre("norm weight offset", "gated GELU", "embedding scale"));
+  const ModelConfig gemma = Parsed(document);
+  EXPECT_EQ(gemma.activation, Activation::kGeluTanhGated);
+  EXPECT_EQ(gemma.norm_weight_offset, 1.0f);
+  EXPECT_FLOAT_EQ(gemma.embedding_scale, 67.88225f);
+  EXPECT_FALSE(gemma.post_norms || gemma.query_scalar.has_value());
 }
 
 json Opt() {
@@ -328,9 +332,13 @@ TEST(ParseModelConfig, RefusesExpertsOfDeepSeek) {
   EXPECT_THAT(Refusal(document), HasSubstr("qk_rope_head_dim: expected an even size"));
 }
 
-TEST(ModelConfig, LlamaHasNoSpecialFeatures) {
+TEST(ModelConfig, LlamaIsWhatTheDefaultsLeave) {
   for (const json& document : {Llama3(), Qwen2(), Mistral()}) {
-    EXPECT_THAT(Parsed(document).SpecialFeatures(), IsEmpty());
+    const ModelConfig config = Parsed(document);
+    EXPECT_EQ(config.norm, NormKind::kRms);
+    EXPECT_EQ(config.activation, Activation::kSiluGated);
+    EXPECT_FALSE(config.post_norms || config.qk_norm || config.latent.has_value());
+    EXPECT_FLOAT_EQ(config.AttentionScale() * std::sqrt(static_cast<float>(config.head_dim)), 1);
   }
 }
 

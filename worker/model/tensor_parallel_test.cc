@@ -289,8 +289,7 @@ TEST(RankConfig, OneRankIsTheModelItself) {
   ASSERT_TRUE(rank.ok());
   EXPECT_EQ(rank->head_rows(), 100);
   EXPECT_TRUE(rank->tie_word_embeddings);
-  EXPECT_TRUE(rank->SpecialFeatures().empty());
-  EXPECT_EQ(RankConfig(model, 2)->SpecialFeatures().front(), "tensor parallelism");
+  EXPECT_EQ(rank->ranks, 1);
 }
 
 TEST(RankConfig, RefusesWhatCannotBeDivided) {

@@ -4,13 +4,15 @@ namespace palimpsest::cuda {
 namespace {
 
 constexpr AttentionError kNoKernel = {cudaErrorNotSupported,
-                                      "there are kernels for head_dim 64 and 128 only"};
+                                      "there is no kernel for this head_dim"};
 
 }  // namespace
 
 bool HasDecodeKernel(DecodeKernel kernel, int32_t head_dim, int32_t heads_per_kv_head) {
-  if (head_dim != 64 && head_dim != 128) return false;
-  if (kernel == DecodeKernel::kTensorCores) return heads_per_kv_head <= 16;
+  if (head_dim != 64 && head_dim != 128 && (head_dim != 256 || kernel != DecodeKernel::kMasked)) {
+    return false;
+  }
+  if (kernel != DecodeKernel::kCudaCores) return heads_per_kv_head <= 16;
   switch (heads_per_kv_head) {
     case 1:
     case 2:
@@ -27,17 +29,26 @@ bool HasDecodeKernel(DecodeKernel kernel, int32_t head_dim, int32_t heads_per_kv
 
 AttentionError DecodeAttention(DecodeKernel kernel, const Queries& queries, const PagedKv& kv,
                                const DecodeWork& work, bool overlap_launch, cudaStream_t stream) {
-  const bool tensor_cores = kernel == DecodeKernel::kTensorCores;
-  switch (kv.head_dim) {
-    case 64:
-      return tensor_cores ? internal::DecodeFa2<64>(queries, kv, work, overlap_launch, stream)
-                          : internal::Decode<64>(queries, kv, work, overlap_launch, stream);
-    case 128:
-      return tensor_cores ? internal::DecodeFa2<128>(queries, kv, work, overlap_launch, stream)
-                          : internal::Decode<128>(queries, kv, work, overlap_launch, stream);
-    default:
-      return kNoKernel;
+  using Function =
+      AttentionError(const Queries&, const PagedKv&, const DecodeWork&, bool, cudaStream_t);
+  Function* function = nullptr;
+  switch (kernel) {
+    case DecodeKernel::kCudaCores:
+      if (kv.head_dim == 64) function = internal::Decode<64>;
+      if (kv.head_dim == 128) function = internal::Decode<128>;
+      break;
+    case DecodeKernel::kTensorCores:
+      if (kv.head_dim == 64) function = internal::DecodeFa2<64>;
+      if (kv.head_dim == 128) function = internal::DecodeFa2<128>;
+      break;
+    case DecodeKernel::kMasked:
+      if (kv.head_dim == 64) function = internal::DecodeMasked<64>;
+      if (kv.head_dim == 128) function = internal::DecodeMasked<128>;
+      if (kv.head_dim == 256) function = internal::DecodeMasked<256>;
+      break;
   }
+  if (function == nullptr) return kNoKernel;
+  return function(queries, kv, work, overlap_launch, stream);
 }
 
 AttentionError PlanPrefill(const PrefillShape& shape, bool hopper, const PrefillBuffers& buffers,
@@ -49,6 +60,8 @@ AttentionError PlanPrefill(const PrefillShape& shape, bool hopper, const Prefill
     case 128:
       return hopper ? internal::PlanFa3<128>(shape, buffers, plan, stream)
                     : internal::PlanFa2<128>(shape, buffers, plan, stream);
+    case 256:
+      return hopper ? kNoKernel : internal::PlanFa2<256>(shape, buffers, plan, stream);
     default:
       return kNoKernel;
   }
@@ -57,18 +70,21 @@ AttentionError PlanPrefill(const PrefillShape& shape, bool hopper, const Prefill
 AttentionError RunPrefill(const PrefillPlan& plan, const PrefillShape& shape,
                           const Queries& queries, const PagedKv& kv, int32_t* row_indptr,
                           const PrefillBuffers& buffers, cudaStream_t stream) {
-  switch (shape.head_dim) {
-    case 64:
-      return plan.hopper
-                 ? internal::RunFa3<64>(plan, shape, queries, kv, row_indptr, buffers, stream)
-                 : internal::RunFa2<64>(plan, shape, queries, kv, row_indptr, buffers, stream);
-    case 128:
-      return plan.hopper
-                 ? internal::RunFa3<128>(plan, shape, queries, kv, row_indptr, buffers, stream)
-                 : internal::RunFa2<128>(plan, shape, queries, kv, row_indptr, buffers, stream);
-    default:
-      return kNoKernel;
+  using Function = AttentionError(const PrefillPlan&, const PrefillShape&, const Queries&,
+                                  const PagedKv&, int32_t*, const PrefillBuffers&, cudaStream_t);
+  const bool capped = queries.soft_cap > 0;
+  Function* function = nullptr;
+  if (shape.head_dim == 64 && !capped) {
+    function = plan.hopper ? internal::RunFa3<64> : internal::RunFa2<64>;
+  } else if (shape.head_dim == 128 && !capped) {
+    function = plan.hopper ? internal::RunFa3<128> : internal::RunFa2<128>;
+  } else if (shape.head_dim == 128 && !plan.hopper) {
+    function = internal::RunCapped<128>;
+  } else if (shape.head_dim == 256 && !plan.hopper) {
+    function = internal::RunCapped<256>;
   }
+  if (function == nullptr) return kNoKernel;
+  return function(plan, shape, queries, kv, row_indptr, buffers, stream);
 }
 
 }  // namespace palimpsest::cuda

@@ -12,6 +12,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "worker/compute/cuda/decode_kernel.h"
+
 namespace palimpsest::cuda {
 
 // What went wrong; the text is valid until the thread's next call.
@@ -43,6 +45,7 @@ struct Queries {
   void* output = nullptr;  // bf16 [rows, heads * head_dim]
   int32_t heads = 0;
   float scale = 0;
+  float soft_cap = 0;  // c > 0: scaled scores become c tanh(score / c)
 };
 
 // One query row per sequence, which sees all of its tokens. The work was cut by PlanDecode
@@ -61,12 +64,11 @@ struct DecodeWork {
   // For kTensorCores: 0, 1, 2 ... [sequences + 1], and zeros [tiles].
   int32_t* counting = nullptr;
   int32_t* zeros = nullptr;
+  int32_t window = 0;  // kMasked: as in PrefillShape
 };
 
-enum class DecodeKernel { kCudaCores, kTensorCores };
-
-// Whether DecodeAttention has a kernel. Head_dim 64 or 128; kCudaCores: 1, 2, 3, 4, 6, 8 or 16
-// heads per KV head, kTensorCores: up to 16.
+// Whether DecodeAttention has a kernel. Head_dim 64 or 128, kMasked also 256; kCudaCores: 1, 2, 3,
+// 4, 6, 8 or 16 heads per KV head, the others: up to 16.
 bool HasDecodeKernel(DecodeKernel kernel, int32_t head_dim, int32_t heads_per_kv_head);
 
 AttentionError DecodeAttention(DecodeKernel kernel, const Queries& queries, const PagedKv& kv,
@@ -105,7 +107,8 @@ struct PrefillPlan {
 };
 
 // Any number of query rows per sequence, causal: row j of n is at position kv_tokens - n + j.
-// `hopper` selects the kernels written for sm_90a, which take no window. Head_dim 64 or 128.
+// `hopper` selects the kernels written for sm_90a, which take neither window nor soft cap. Head_dim
+// 64 or 128; without `hopper` also 256. A soft cap needs head_dim 128 or 256.
 AttentionError PlanPrefill(const PrefillShape& shape, bool hopper, const PrefillBuffers& buffers,
                            PrefillPlan& plan, cudaStream_t stream);
 AttentionError RunPrefill(const PrefillPlan& plan, const PrefillShape& shape,
@@ -122,12 +125,19 @@ template <int kHeadDim>
 AttentionError DecodeFa2(const Queries& queries, const PagedKv& kv, const DecodeWork& work,
                          bool overlap_launch, cudaStream_t stream);
 template <int kHeadDim>
+AttentionError DecodeMasked(const Queries& queries, const PagedKv& kv, const DecodeWork& work,
+                            bool overlap_launch, cudaStream_t stream);
+template <int kHeadDim>
 AttentionError PlanFa2(const PrefillShape& shape, const PrefillBuffers& buffers, PrefillPlan& plan,
                        cudaStream_t stream);
 template <int kHeadDim>
 AttentionError RunFa2(const PrefillPlan& plan, const PrefillShape& shape, const Queries& queries,
                       const PagedKv& kv, int32_t* row_indptr, const PrefillBuffers& buffers,
                       cudaStream_t stream);
+template <int kHeadDim>
+AttentionError RunCapped(const PrefillPlan& plan, const PrefillShape& shape, const Queries& queries,
+                         const PagedKv& kv, int32_t* row_indptr, const PrefillBuffers& buffers,
+                         cudaStream_t stream);
 template <int kHeadDim>
 AttentionError PlanFa3(const PrefillShape& shape, const PrefillBuffers& buffers, PrefillPlan& plan,
                        cudaStream_t stream);

@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "common/cuda/status.h"
 #include "worker/compute/cuda/attention.h"
 #include "worker/compute/cuda/decode_plan.h"
@@ -37,20 +36,20 @@ absl::Status CheckMultiple(const char* what, int64_t value, int64_t factor) {
 
 absl::Status CheckShape(const ModelConfig& config, const ImageLayout& layout,
                         const CudaRunnerOptions& options) {
-  ModelConfig whole = config;
-  whole.ranks = 1;
-  if (const auto special = whole.SpecialFeatures(); !special.empty()) {
-    return absl::InvalidArgumentError(absl::StrCat("the GPU runner does not support ",
-                                                   absl::StrJoin(special, ", "),
-                                                   "; the model is a ", config.architecture));
+  if (config.latent.has_value()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "the GPU runner does not support latent attention; the model is a ", config.architecture));
   }
   absl::Status status = CheckMultiple("hidden_size", config.hidden_size, 8);
   status.Update(CheckMultiple("intermediate_size", config.intermediate_size, 8));
   status.Update(CheckMultiple("num_attention_heads", config.num_heads, config.num_kv_heads));
   if (!status.ok()) return status;
-  if (config.head_dim != 64 && config.head_dim != 128) {
+  const bool capped = config.attention_softcap > 0;
+  if (config.head_dim != 128 && config.head_dim != 256 && (config.head_dim != 64 || capped)) {
     return absl::InvalidArgumentError(
-        absl::StrCat("the GPU kernels take head_dim 64 and 128, the model has ", config.head_dim));
+        absl::StrCat("the GPU kernels take head_dim ",
+                     capped ? "128 and 256 with a soft cap of scores" : "64, 128 and 256",
+                     ", the model has ", config.head_dim));
   }
   if (config.hidden_size > 32768 || config.vocab_size > kMaxVocabulary) {
     return absl::InvalidArgumentError(absl::StrCat(
@@ -83,11 +82,21 @@ PackerOptions MakePackerOptions(const ModelConfig& config, Bytes kv_block_bytes,
   packer.token_elements = int64_t{config.num_kv_heads} * config.head_dim;
   packer.kv_heads = config.num_kv_heads;
   packer.window = config.sliding_window.value_or(0);
+  for (int32_t layer = 0; layer < config.num_layers; ++layer) {
+    packer.windowless_tokens = std::min(packer.windowless_tokens, config.WindowOf(layer));
+  }
   const int32_t group = config.num_heads / config.num_kv_heads;
-  packer.cuda_cores = HasDecodeKernel(DecodeKernel::kCudaCores, config.head_dim, group);
+  const auto has = [&](DecodeKernel kernel) {
+    return HasDecodeKernel(kernel, config.head_dim, group);
+  };
+  const bool capped = config.attention_softcap > 0;
+  packer.cuda_cores = !capped && has(DecodeKernel::kCudaCores);
   // A tile has 16 rows: with few heads per KV head most of it would be padding.
-  packer.tensor_cores = HasDecodeKernel(DecodeKernel::kTensorCores, config.head_dim, group) &&
+  packer.tensor_cores = !capped && has(DecodeKernel::kTensorCores) &&
                         (group >= kTensorCoreGroup || !packer.cuda_cores);
+  const bool plain = packer.cuda_cores || packer.tensor_cores;
+  packer.masked =
+      has(DecodeKernel::kMasked) && (!plain || packer.windowless_tokens < config.max_position);
   packer.tensor_core_tokens = options.tensor_core_tokens;
   packer.max_rows = options.max_step_tokens;
   packer.max_sequences = options.max_sequences;
@@ -113,6 +122,7 @@ ForwardOptions MakeForwardOptions(const ModelConfig& config, const PackerOptions
   forward.collective = options.collective;
   if (packer.cuda_cores) forward.decode_kernels.push_back(DecodeKernel::kCudaCores);
   if (packer.tensor_cores) forward.decode_kernels.push_back(DecodeKernel::kTensorCores);
+  if (packer.masked) forward.decode_kernels.push_back(DecodeKernel::kMasked);
   forward.max_fused_rows = fusible ? std::min(options.max_fused_rows, kSkinnyGemmMaxTokens) : 0;
   return forward;
 }
@@ -237,7 +247,7 @@ absl::Status CudaRunner::AllocateHost() {
   return status;
 }
 
-absl::StatusOr<cudaGraphExec_t> CudaRunner::CaptureOne(int32_t rows, bool tensor_cores,
+absl::StatusOr<cudaGraphExec_t> CudaRunner::CaptureOne(int32_t rows, DecodeKernel kernel,
                                                        bool split) {
   PackedStep step;
   step.counts = {rows, rows, rows,
@@ -245,7 +255,7 @@ absl::StatusOr<cudaGraphExec_t> CudaRunner::CaptureOne(int32_t rows, bool tensor
                  0};
   step.layout = StagingLayout::For(step.counts);
   step.split = split;
-  step.tensor_cores = tensor_cores;
+  step.kernel = kernel;
   absl::Status status = CudaStatus(
       cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), "begin a capture");
   if (!status.ok()) return status;
@@ -267,12 +277,11 @@ absl::StatusOr<cudaGraphExec_t> CudaRunner::CaptureOne(int32_t rows, bool tensor
 absl::Status CudaRunner::Capture() {
   for (const int32_t rows : DecodeLadder(options_.max_sequences)) {
     graphs_.push_back({.rows = rows, .executables = {}});
-    for (const bool tensor_cores : {false, true}) {
-      if (!(tensor_cores ? packer_options_.tensor_cores : packer_options_.cuda_cores)) continue;
+    for (const DecodeKernel kernel : forward_->decode_kernels()) {
       for (const bool split : {false, true}) {
-        auto executable = CaptureOne(rows, tensor_cores, split);
+        auto executable = CaptureOne(rows, kernel, split);
         if (!executable.ok()) return executable.status();
-        graphs_.back().executables[tensor_cores][split] = *executable;
+        graphs_.back().executables[static_cast<size_t>(kernel)][split] = *executable;
       }
     }
   }
@@ -357,7 +366,7 @@ absl::Status CudaRunner::LaunchGraph(Flight& flight, const Graphs& graphs) {
   ++stats_.graph_steps;
   stats_.padding_rows += graphs.rows - static_cast<int64_t>(flight.step.slots.size());
   const cudaGraphExec_t executable =
-      graphs.executables[flight.step.tensor_cores][flight.step.split];
+      graphs.executables[static_cast<size_t>(flight.step.kernel)][flight.step.split];
   return CudaStatus(cudaGraphLaunch(executable, stream_), "launch a graph");
 }
 
@@ -375,7 +384,6 @@ absl::Status CudaRunner::LaunchEager(Flight& flight) {
     prefill.kv_heads = config_.num_kv_heads;
     prefill.head_dim = config_.head_dim;
     prefill.block_tokens = options_.block_tokens;
-    prefill.window = step.window_free ? 0 : packer_options_.window;
   }
   return forward_->Enqueue(
       step, prefill, flight.prefill_ints, [this](int stage) { return AwaitOnStream(stage); },

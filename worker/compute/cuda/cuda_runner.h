@@ -1,4 +1,4 @@
-// The GPU back-end: runs step plans of a Llama-family model on one NVIDIA GPU (sm_80 and newer).
+// The GPU back-end: runs step plans of one model on one NVIDIA GPU (sm_80 and newer).
 //
 // Decode steps are replayed as CUDA graphs, one for each of a ladder of batch sizes; their padding
 // rows live in the null block. Steps with prompt chunks run kernel by kernel. Two steps may be in
@@ -21,6 +21,7 @@
 
 #include <array>
 #include <cstdint>
+#include <iterator>
 #include <memory>
 #include <string>
 #include <vector>
@@ -30,6 +31,7 @@
 #include "common/bytes.h"
 #include "worker/compute/cuda/attention.h"
 #include "worker/compute/cuda/collective.h"
+#include "worker/compute/cuda/decode_kernel.h"
 #include "worker/compute/cuda/forward.h"
 #include "worker/compute/cuda/gemm.h"
 #include "worker/compute/cuda/step_packer.h"
@@ -118,7 +120,7 @@ class CudaRunner final : public ModelRunner {
   // Executables are null where there is no such kernel.
   struct Graphs {
     int32_t rows = 0;
-    cudaGraphExec_t executables[2][2] = {};  // by tensor_cores, by split
+    cudaGraphExec_t executables[std::size(kDecodeKernels)][2] = {};  // by kernel, by split
   };
 
   CudaRunner(const ModelConfig& config, ParameterGate* gate, const CudaRunnerOptions& options);
@@ -126,7 +128,7 @@ class CudaRunner final : public ModelRunner {
   absl::Status Prepare(const ImageLayout& layout, const ModelMemory& memory);
   absl::Status AllocateHost();
   absl::Status Capture();
-  absl::StatusOr<cudaGraphExec_t> CaptureOne(int32_t rows, bool tensor_cores, bool split);
+  absl::StatusOr<cudaGraphExec_t> CaptureOne(int32_t rows, DecodeKernel kernel, bool split);
 
   const Graphs* GraphFor(const StepPlan& plan) const;
   absl::Status AwaitOnStream(int stage);

@@ -45,12 +45,12 @@ class CudaRunnerTest : public ::testing::Test {
 TEST_F(CudaRunnerTest, RefusesWhatItsKernelsCannotRun) {
   EXPECT_THAT(Refusal(WeightFormat::kCpuPanels), HasSubstr("row-major"));
   EXPECT_THAT(Refusal(WeightFormat::kRowMajor, Bytes(1)), HasSubstr("workspace"));
-  config_.qk_norm = true;
-  EXPECT_THAT(Refusal(), HasSubstr("does not support query and key norms"));
-  config_.qk_norm = false;
   config_.head_dim = 96;
-  EXPECT_THAT(Refusal(), HasSubstr("head_dim 64 and 128"));
+  EXPECT_THAT(Refusal(), HasSubstr("head_dim 64, 128 and 256"));
   config_.head_dim = 64;
+  config_.attention_softcap = 50;
+  EXPECT_THAT(Refusal(), HasSubstr("head_dim 128 and 256 with a soft cap"));
+  config_.attention_softcap = 0;
   config_.intermediate_size = 516;
   EXPECT_THAT(Refusal(), HasSubstr("intermediate_size"));
   config_.intermediate_size = 512;

@@ -5,8 +5,10 @@
 #include <vector>
 
 #include "common/cuda/status.h"
+#include "worker/compute/cpu/rope.h"
 #include "worker/compute/cuda/kernels.h"
 #include "worker/compute/cuda/sampler.h"
+#include "worker/compute/cuda/special_kernels.h"
 
 namespace palimpsest::cuda {
 
@@ -54,7 +56,7 @@ absl::Status Forward::WarmUp(int32_t tiles, cudaStream_t stream) {
   context_.warming = true;
   Collective* const collective = std::exchange(context_.options.collective, nullptr);
   for (const DecodeKernel kernel : options.decode_kernels) {
-    step.tensor_cores = kernel == DecodeKernel::kTensorCores;
+    step.kernel = kernel;
     for (const auto& [count, split] : {std::pair(1, false), {rows, false}, {1, true}}) {
       step.counts.rows = step.counts.samples = step.counts.decodes = count;
       step.split = split;
@@ -83,7 +85,27 @@ absl::Status Forward::EmbedTokens(const PackedStep& step, cudaStream_t stream) {
   args.rows = step.counts.rows;
   args.hidden = context_.config.hidden_size;
   args.half_dim = context_.config.head_dim / 2;
-  return CudaStatus(Embed(args, stream), "embed");
+  absl::Status status = CudaStatus(Embed(args, stream), "embed");
+  return status.ok() ? FinishEmbeddings(step, stream) : status;
+}
+
+absl::Status Forward::FinishEmbeddings(const PackedStep& step, cudaStream_t stream) {
+  const ModelConfig& config = context_.config;
+  const bool learned = config.position_table_offset.has_value();
+  const float magnitude = RopeMagnitude(config);
+  if (config.embedding_scale == 1 && !learned && magnitude == 1) return absl::OkStatus();
+  FinishEmbeddingArgs args;
+  args.hidden_states = context_.At<void>(context_.places.residual);
+  args.scale = config.embedding_scale;
+  if (learned) args.table = context_.Tensor(context_.layout.positions.offset);
+  args.positions = context_.Staged<int32_t>(step.layout.positions);
+  args.table_offset = config.position_table_offset.value_or(0);
+  args.rotations = context_.At<float2>(context_.places.rotations);
+  args.magnitude = magnitude;
+  args.rows = step.counts.rows;
+  args.hidden = config.hidden_size;
+  args.half_dim = magnitude == 1 ? 0 : config.head_dim / 2;
+  return CudaStatus(FinishEmbedding(args, stream), "finish the embeddings");
 }
 
 // Behind the last attention only rows that are sampled matter: they are moved together.

@@ -1,4 +1,4 @@
-// Enqueues a Llama-family forward pass: from a step's staging buffer on the GPU to sampled tokens.
+// Enqueues a forward pass: from a step's staging buffer on the GPU to sampled tokens.
 //
 // All activations and workspaces lie in the worker's workspace memory and are placed once
 // (forward_context.h). A layer is LayerProducts around LayerAttention; this class keeps their
@@ -11,6 +11,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
@@ -47,6 +48,9 @@ class Forward {
   std::byte* staging() const { return context_.At<std::byte>(context_.places.staging); }
   const std::byte* results() const { return context_.At<std::byte>(context_.places.results); }
   const float* logits() const { return context_.At<float>(context_.places.logits); }
+  const std::vector<DecodeKernel>& decode_kernels() const {
+    return context_.options.decode_kernels;
+  }
   const GemmLibrary& gemms() const { return products_->gemms(); }
 
  private:
@@ -54,6 +58,7 @@ class Forward {
 
   absl::Status WarmUp(int32_t tiles, cudaStream_t stream);
   absl::Status EmbedTokens(const PackedStep& step, cudaStream_t stream);
+  absl::Status FinishEmbeddings(const PackedStep& step, cudaStream_t stream);
   absl::Status Layer(int32_t layer, const PackedStep& step, const PrefillShape& prefill,
                      cudaStream_t stream);
   absl::StatusOr<ActivationRows> RowsAfterAttention(int32_t layer, const PackedStep& step,

@@ -48,6 +48,8 @@ ForwardPlaces ForwardPlaces::For(const ModelConfig& config, const ForwardOptions
   p.wide = place(rows * 2 * std::max(qkv + attention, size_t{3} * config.intermediate_size));
   p.attention = p.wide + rows * qkv * 2;
   p.activated = p.wide + rows * 2 * config.intermediate_size * 2;
+  // Results of attention and MLP that are normed before they join the residual stream.
+  p.branch = place(config.post_norms ? rows * config.hidden_size * 2 : 0);
   p.compact = place(samples * config.hidden_size * 2);
   p.sampled_hidden = place(samples * config.hidden_size * 2);
   p.logits = place(samples * config.vocab_size * 4);

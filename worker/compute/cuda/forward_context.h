@@ -55,7 +55,7 @@ struct ResultLayout {
 struct ForwardPlaces {
   size_t staging, input_tokens, rotations, frequencies, counting, zeros, residual, normalized, wide,
       compact, sampled_hidden, logits, logit_parts, results, partial_output, partial_lse,
-      prefill_ints, prefill_floats, gemm, end;
+      prefill_ints, prefill_floats, gemm, branch, end;
   // Inside `wide`: attention's output behind qkv, the activation's behind gate and up.
   size_t attention, activated;
 

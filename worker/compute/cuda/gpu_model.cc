@@ -2,6 +2,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdlib>
 #include <utility>
@@ -10,7 +11,6 @@
 #include "worker/compute/cuda/cuda_rank_runners.h"
 #include "worker/compute/cuda/kernels.h"
 #include "worker/model/image_builder.h"
-#include "worker/model/safetensors.h"
 #include "worker/model/tensor_parallel.h"
 
 namespace palimpsest::cuda {
@@ -95,28 +95,33 @@ absl::Status GpuModel::FillRank(uint64_t seed, int rank) {
     fill(m.offset, int64_t{m.rows} * m.cols, 0, spread);
   };
   const auto bias = [&](const VectorPlacement& v) { fill(v.offset, v.size, 0, spread); };
-  const auto norm = [&](const VectorPlacement& v) { fill(v.offset, v.size, 1, 0.1f, false); };
-  fill(layout_.embed.offset, int64_t{layout_.embed.rows} * layout_.embed.cols, 0, spread, false);
+  const auto norm = [&](const VectorPlacement& v) {
+    fill(v.offset, v.size, 1 - config_.norm_weight_offset, 0.1f, false);
+  };
+  for (const MatrixPlacement& m : {layout_.embed, layout_.positions}) {
+    fill(m.offset, int64_t{m.rows} * m.cols, 0, spread, false);
+  }
   for (const LayerPlacement& layer : layout_.layers) {
     for (const MatrixPlacement& m : {layer.qkv, layer.o, layer.gate_up, layer.down}) matrix(m);
     for (const VectorPlacement& v :
-         {layer.qkv_bias, layer.o_bias, layer.gate_up_bias, layer.down_bias}) {
+         {layer.qkv_bias, layer.o_bias, layer.gate_up_bias, layer.down_bias,
+          layer.attention_norm_bias, layer.mlp_norm_bias}) {
       bias(v);
     }
-    norm(layer.attention_norm);
-    norm(layer.mlp_norm);
+    for (const VectorPlacement& v :
+         {layer.attention_norm, layer.mlp_norm, layer.q_norm, layer.k_norm,
+          layer.post_attention_norm, layer.post_mlp_norm}) {
+      norm(v);
+    }
   }
   norm(layout_.final_norm);
+  bias(layout_.final_norm_bias);
   if (layout_.lm_head.offset != layout_.embed.offset) matrix(layout_.lm_head);
   status.Update(CudaStatus(cudaDeviceSynchronize(), "fill the parameters"));
   return status;
 }
 
-absl::Status GpuModel::LoadFolder(const std::string& folder) {
-  auto checkpoint = Checkpoint::Open(folder);
-  if (!checkpoint.ok()) return checkpoint.status();
-  absl::Status status = CheckTensors(*checkpoint, config_, layout_);
-  if (!status.ok()) return status;
+absl::Status GpuModel::LoadDummy(uint64_t seed) {
   const auto size = static_cast<size_t>(layout_.image_bytes().count());
   struct Free {
     void operator()(std::byte* memory) const { std::free(memory); }
@@ -124,7 +129,7 @@ absl::Status GpuModel::LoadFolder(const std::string& folder) {
   const std::unique_ptr<std::byte, Free> image(
       static_cast<std::byte*>(std::aligned_alloc(4096, size)));
   std::fill_n(image.get(), size, std::byte{0});
-  status = BuildImage(*checkpoint, config_, layout_, absl::MakeSpan(image.get(), size));
+  absl::Status status = BuildDummyImage(seed, config_, layout_, absl::MakeSpan(image.get(), size));
   if (!status.ok()) return status;
   return EachRank([&](int rank) {
     const auto part = static_cast<size_t>(layout_.total.count());

@@ -4,7 +4,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <string>
 #include <utility>
 #include <vector>
 
@@ -55,8 +54,8 @@ class GpuModel {
   // Random weights that depend on the seed alone; norm weights about 1. Those of several ranks are
   // not the parts of one model's.
   absl::Status FillRandom(uint64_t seed);
-  // The weights of a Hugging Face folder.
-  absl::Status LoadFolder(const std::string& folder);
+  // The weights of `load_format: dummy`, as transformers has them in tests/reference.
+  absl::Status LoadDummy(uint64_t seed);
   // Random keys and values, so that a sequence may be continued without its prompt.
   absl::Status FillKv(uint64_t seed);
   absl::Status FillNullBlock(int byte);

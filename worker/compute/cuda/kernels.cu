@@ -72,7 +72,30 @@ __global__ void RmsNormKernel(RmsNormArgs args) {
   }
 }
 
+// RMS norm of a head of which `threads` neighbours hold eight pairs each.
+__device__ void NormalizeHead(const Vector8* weight, int part, int threads, float epsilon,
+                              float offset, float (&low)[8], float (&high)[8]) {
+  float sum = 0;
+#pragma unroll
+  for (int j = 0; j < 8; ++j) sum += low[j] * low[j] + high[j] * high[j];
+  const unsigned first = threadIdx.x % 32 & ~(threads - 1);
+  const unsigned members = (0xffffffffu >> (32 - threads)) << first;
+  for (int distance = threads / 2; distance > 0; distance /= 2) {
+    sum += __shfl_xor_sync(members, sum, distance);
+  }
+  const float scale = rsqrtf(sum / static_cast<float>(threads * 16) + epsilon);
+  float low_weights[8], high_weights[8];
+  weight[part].Unpack(low_weights);
+  weight[threads + part].Unpack(high_weights);
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    low[j] *= scale * (offset + low_weights[j]);
+    high[j] *= scale * (offset + high_weights[j]);
+  }
+}
+
 // One block per row; a thread takes eight pairs of one head, or eight elements of a value.
+template <bool kNormed>
 __global__ void RopeAppendKernel(RopeAppendArgs args) {
   AwaitPrevious();
   LetNextLaunch();
@@ -97,6 +120,11 @@ __global__ void RopeAppendKernel(RopeAppendArgs args) {
     float low[8], high[8];
     from[0].Unpack(low);
     from[per_head].Unpack(high);
+    if constexpr (kNormed) {
+      const void* weight = head < args.heads ? args.query_norm : args.key_norm;
+      NormalizeHead(static_cast<const Vector8*>(weight), part, per_head, args.norm_epsilon,
+                    args.norm_offset, low, high);
+    }
     const float2* rotation = args.rotations + row * args.half_dim + part * kVector;
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
@@ -168,8 +196,8 @@ cudaError_t RmsNorm(const RmsNormArgs& args, cudaStream_t stream) {
 
 cudaError_t RopeAppend(const RopeAppendArgs& args, cudaStream_t stream) {
   const int items = (args.heads + 3 * args.kv_heads) * args.half_dim / kVector;
-  return LaunchOverlapped(RopeAppendKernel, args.rows, std::min(ThreadsFor(items), 512), 0, stream,
-                          args);
+  const auto kernel = args.query_norm != nullptr ? RopeAppendKernel<true> : RopeAppendKernel<false>;
+  return LaunchOverlapped(kernel, args.rows, std::min(ThreadsFor(items), 512), 0, stream, args);
 }
 
 cudaError_t SiluMultiply(const void* input, void* output, int32_t rows, int32_t size,

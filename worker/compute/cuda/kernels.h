@@ -43,6 +43,8 @@ struct RmsNormArgs {
 cudaError_t RmsNorm(const RmsNormArgs& args, cudaStream_t stream);
 
 // Rotates queries and keys by position, in place for queries; keys and values go to the KV blocks.
+// With `query_norm` and `key_norm` each head is normed before, as by RmsNorm with its weight plus
+// `norm_offset`; half_dim / 8 is a power of two up to 32 then.
 struct RopeAppendArgs {
   void* qkv = nullptr;                // [rows, (heads + 2 kv_heads) * 2 * half_dim]
   const float2* rotations = nullptr;  // [rows, half_dim]
@@ -52,7 +54,11 @@ struct RopeAppendArgs {
   int32_t rows = 0;
   int32_t heads = 0;
   int32_t kv_heads = 0;
-  int32_t half_dim = 0;  // a multiple of 8
+  int32_t half_dim = 0;              // a multiple of 8
+  const void* query_norm = nullptr;  // [2 * half_dim], or null
+  const void* key_norm = nullptr;
+  float norm_epsilon = 0;
+  float norm_offset = 0;
 };
 cudaError_t RopeAppend(const RopeAppendArgs& args, cudaStream_t stream);
 

@@ -1,6 +1,7 @@
 #include "worker/compute/cuda/layer_attention.h"
 
-#include <cmath>
+#include <algorithm>
+#include <cstddef>
 #include <numeric>
 #include <vector>
 
@@ -21,7 +22,9 @@ absl::Status AttentionStatus(const AttentionError& error, const char* what) {
 
 absl::Status LayerAttention::UploadConstants(cudaStream_t stream) {
   const ForwardPlaces& places = context_.places;
-  const std::vector<float> frequencies = RopeFrequencies(context_.config);
+  std::vector<float> frequencies = RopeFrequencies(context_.config);
+  // Turning by 0 changes no bit.
+  if (!context_.config.rotary()) frequencies.assign(context_.config.head_dim / 2, 0.0f);
   absl::Status status =
       CudaStatus(cudaMemcpyAsync(context_.At<void>(places.frequencies), frequencies.data(),
                                  frequencies.size() * 4, cudaMemcpyHostToDevice, stream),
@@ -38,17 +41,46 @@ absl::Status LayerAttention::UploadConstants(cudaStream_t stream) {
   return status;
 }
 
-PrefillBuffers LayerAttention::BuffersOfPrefill(void* pinned) const {
-  return {pinned, context_.At<void>(context_.places.prefill_ints), kPrefillIntBytes,
-          context_.At<void>(context_.places.prefill_floats), kPrefillFloatBytes};
+int32_t LayerAttention::WindowOf(int32_t layer) const {
+  const int32_t window = context_.config.WindowOf(layer);
+  return window == INT32_MAX ? 0 : window;
+}
+
+// Each plan has half of the integers; what kernels keep as floats ends with them.
+PrefillBuffers LayerAttention::BuffersOfPrefill(void* pinned, bool windowed) const {
+  constexpr size_t kHalf = kPrefillIntBytes / 2;
+  const size_t at = windowed ? kHalf : 0;
+  PrefillBuffers buffers;
+  if (pinned != nullptr) buffers.pinned = static_cast<std::byte*>(pinned) + at;
+  buffers.ints = context_.At<void>(context_.places.prefill_ints + at);
+  buffers.int_bytes = kHalf;
+  buffers.floats = context_.At<void>(context_.places.prefill_floats);
+  buffers.float_bytes = kPrefillFloatBytes;
+  return buffers;
 }
 
 absl::Status LayerAttention::Plan(const PackedStep& step, const PrefillShape& prefill, void* pinned,
                                   cudaStream_t stream) {
-  const bool hopper = context_.options.hopper && step.window_free;
-  return AttentionStatus(
-      PlanPrefill(prefill, hopper, BuffersOfPrefill(pinned), prefill_plan_, stream),
-      "plan of the prefill attention");
+  const ModelConfig& config = context_.config;
+  int32_t window = 0;
+  for (int32_t layer = 0; layer < config.num_layers; ++layer) {
+    window = std::max(window, WindowOf(layer));
+  }
+  const bool wanted[] = {step.window_free || !config.layer_windows.empty(), !step.window_free};
+  // The kernels for Hopper know neither windows nor soft caps, and no heads of 256.
+  const bool hopper =
+      context_.options.hopper && config.attention_softcap == 0 && config.head_dim <= 128;
+  for (const bool windowed : {false, true}) {
+    if (!wanted[windowed]) continue;
+    PrefillShape shape = prefill;
+    shape.window = windowed ? window : 0;
+    absl::Status status =
+        AttentionStatus(PlanPrefill(shape, hopper && !windowed, BuffersOfPrefill(pinned, windowed),
+                                    prefill_plans_[windowed], stream),
+                        "plan of the prefill attention");
+    if (!status.ok()) return status;
+  }
+  return absl::OkStatus();
 }
 
 PagedKv LayerAttention::KvOf(int32_t layer, const PackedStep& step) const {
@@ -68,8 +100,8 @@ PagedKv LayerAttention::KvOf(int32_t layer, const PackedStep& step) const {
   return kv;
 }
 
-absl::Status LayerAttention::RotateAndStore(const PagedKv& kv, const PackedStep& step,
-                                            cudaStream_t stream) {
+absl::Status LayerAttention::RotateAndStore(int32_t layer, const PagedKv& kv,
+                                            const PackedStep& step, cudaStream_t stream) {
   RopeAppendArgs args;
   args.qkv = context_.At<void>(context_.places.wide);
   args.rotations = context_.At<float2>(context_.places.rotations);
@@ -80,11 +112,18 @@ absl::Status LayerAttention::RotateAndStore(const PagedKv& kv, const PackedStep&
   args.heads = context_.config.num_heads;
   args.kv_heads = context_.config.num_kv_heads;
   args.half_dim = context_.config.head_dim / 2;
+  if (context_.config.qk_norm) {
+    const LayerPlacement& at = context_.layout.layers[static_cast<size_t>(layer)];
+    args.query_norm = context_.Tensor(at.q_norm.offset);
+    args.key_norm = context_.Tensor(at.k_norm.offset);
+    args.norm_epsilon = context_.config.rms_norm_eps;
+    args.norm_offset = context_.config.norm_weight_offset;
+  }
   return CudaStatus(RopeAppend(args, stream), "rotate and store");
 }
 
-absl::Status LayerAttention::Decode(PagedKv kv, const Queries& queries, const PackedStep& step,
-                                    cudaStream_t stream) {
+absl::Status LayerAttention::Decode(int32_t layer, PagedKv kv, const Queries& queries,
+                                    const PackedStep& step, cudaStream_t stream) {
   const StagingLayout& at = step.layout;
   const ForwardPlaces& places = context_.places;
   kv.sequences = step.counts.decodes;
@@ -103,39 +142,45 @@ absl::Status LayerAttention::Decode(PagedKv kv, const Queries& queries, const Pa
   }
   work.counting = context_.At<int32_t>(places.counting);
   work.zeros = context_.At<int32_t>(places.zeros);
-  const DecodeKernel kernel =
-      step.tensor_cores ? DecodeKernel::kTensorCores : DecodeKernel::kCudaCores;
+  if (step.kernel == DecodeKernel::kMasked) work.window = WindowOf(layer);
   const bool overlap = context_.options.hopper && context_.options.overlap_launches;
-  return AttentionStatus(DecodeAttention(kernel, queries, kv, work, overlap, stream),
+  return AttentionStatus(DecodeAttention(step.kernel, queries, kv, work, overlap, stream),
                          "decode attention");
 }
 
-absl::Status LayerAttention::Prefill(PagedKv kv, Queries queries, const PackedStep& step,
-                                     const PrefillShape& prefill, cudaStream_t stream) {
+absl::Status LayerAttention::Prefill(int32_t layer, PagedKv kv, Queries queries,
+                                     const PackedStep& step, const PrefillShape& prefill,
+                                     cudaStream_t stream) {
+  PrefillShape shape = prefill;
+  shape.window = step.window_free ? 0 : WindowOf(layer);
+  const bool windowed = shape.window > 0;
   kv.sequences = step.counts.prefills;
   kv.indptr = context_.Staged<int32_t>(step.layout.prefill_blocks);
   kv.last_block_len = context_.Staged<int32_t>(step.layout.prefill_last);
   const int64_t decodes = step.counts.decodes;
   queries.query = static_cast<uint16_t*>(queries.query) + decodes * context_.qkv_size();
   queries.output = static_cast<uint16_t*>(queries.output) + decodes * context_.attention_size();
-  return AttentionStatus(RunPrefill(prefill_plan_, prefill, queries, kv,
+  return AttentionStatus(RunPrefill(prefill_plans_[windowed], shape, queries, kv,
                                     context_.Staged<int32_t>(step.layout.prefill_rows),
-                                    BuffersOfPrefill(nullptr), stream),
+                                    BuffersOfPrefill(nullptr, windowed), stream),
                          "prefill attention");
 }
 
 absl::Status LayerAttention::Run(int32_t layer, const PackedStep& step, const PrefillShape& prefill,
                                  cudaStream_t stream) {
   const PagedKv kv = KvOf(layer, step);
-  absl::Status status = RotateAndStore(kv, step, stream);
+  absl::Status status = RotateAndStore(layer, kv, step, stream);
   Queries queries;
   queries.query = context_.At<void>(context_.places.wide);
   queries.query_stride = context_.qkv_size();
   queries.output = context_.At<void>(context_.places.attention);
   queries.heads = context_.config.num_heads;
-  queries.scale = 1.0f / std::sqrt(static_cast<float>(context_.config.head_dim));
-  if (status.ok() && step.counts.decodes > 0) status = Decode(kv, queries, step, stream);
-  if (status.ok() && step.counts.prefills > 0) status = Prefill(kv, queries, step, prefill, stream);
+  queries.scale = context_.config.AttentionScale();
+  queries.soft_cap = context_.config.attention_softcap;
+  if (status.ok() && step.counts.decodes > 0) status = Decode(layer, kv, queries, step, stream);
+  if (status.ok() && step.counts.prefills > 0) {
+    status = Prefill(layer, kv, queries, step, prefill, stream);
+  }
   return status;
 }
 

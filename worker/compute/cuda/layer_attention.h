@@ -36,15 +36,19 @@ class LayerAttention {
 
  private:
   PagedKv KvOf(int32_t layer, const PackedStep& step) const;
-  absl::Status RotateAndStore(const PagedKv& kv, const PackedStep& step, cudaStream_t stream);
-  absl::Status Decode(PagedKv kv, const Queries& queries, const PackedStep& step,
+  absl::Status RotateAndStore(int32_t layer, const PagedKv& kv, const PackedStep& step,
+                              cudaStream_t stream);
+  absl::Status Decode(int32_t layer, PagedKv kv, const Queries& queries, const PackedStep& step,
                       cudaStream_t stream);
-  absl::Status Prefill(PagedKv kv, Queries queries, const PackedStep& step,
+  absl::Status Prefill(int32_t layer, PagedKv kv, Queries queries, const PackedStep& step,
                        const PrefillShape& prefill, cudaStream_t stream);
-  PrefillBuffers BuffersOfPrefill(void* pinned) const;
+  // A layer's window, or 0.
+  int32_t WindowOf(int32_t layer) const;
+  PrefillBuffers BuffersOfPrefill(void* pinned, bool windowed) const;
 
   const ForwardContext& context_;
-  PrefillPlan prefill_plan_;
+  // For layers that see everything, and for those with a window.
+  PrefillPlan prefill_plans_[2];
 };
 
 }  // namespace palimpsest::cuda

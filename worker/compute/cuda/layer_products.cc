@@ -6,6 +6,7 @@
 #include "common/cuda/status.h"
 #include "worker/compute/cuda/kernels.h"
 #include "worker/compute/cuda/skinny_gemm.h"
+#include "worker/compute/cuda/special_kernels.h"
 
 namespace palimpsest::cuda {
 namespace {
@@ -30,6 +31,18 @@ std::vector<int32_t> RowSteps(const ForwardOptions& options) {
   }
   if (steps.back() < options.max_rows) steps.push_back(options.max_rows);
   return steps;
+}
+
+SkinnyActivation FusedActivation(Activation activation) {
+  switch (activation) {
+    case Activation::kGeluTanhGated:
+      return SkinnyActivation::kGeluTanhAndMul;
+    case Activation::kRelu:
+      return SkinnyActivation::kRelu;
+    case Activation::kSiluGated:
+      break;
+  }
+  return SkinnyActivation::kSiluAndMul;
 }
 
 }  // namespace
@@ -60,7 +73,9 @@ absl::Status LayerProducts::MakeProducts(cudaStream_t stream) {
   const std::vector<int32_t> steps = RowSteps(context_.options);
   const std::vector<int32_t> decode_steps = DecodeSteps(context_.options);
   const ModelConfig& c = context_.config;
-  const bool residual = context_.keeps_residual();
+  const int32_t up_rows = (c.gated() ? 2 : 1) * c.intermediate_size;
+  // Branches that are normed join the residual stream later.
+  const bool residual = context_.keeps_residual() && !c.post_norms;
   const struct {
     std::unique_ptr<Gemm>& product;
     GemmShape shape;
@@ -68,7 +83,7 @@ absl::Status LayerProducts::MakeProducts(cudaStream_t stream) {
   } wanted[] = {
       {qkv_, {context_.qkv_size(), c.hidden_size, c.qkv_bias, false, false}, steps},
       {o_, {c.hidden_size, context_.attention_size(), c.o_bias, residual, false}, steps},
-      {gate_up_, {2 * c.intermediate_size, c.hidden_size, c.mlp_bias, false, false}, steps},
+      {gate_up_, {up_rows, c.hidden_size, c.mlp_bias, false, false}, steps},
       {down_, {c.hidden_size, c.intermediate_size, c.mlp_bias, residual, false}, steps},
       {head_, {c.head_rows(), c.hidden_size, false, false, true}, decode_steps},
   };
@@ -80,18 +95,32 @@ absl::Status LayerProducts::MakeProducts(cudaStream_t stream) {
   return library_->StoreCache();
 }
 
-absl::Status LayerProducts::Normalize(const VectorPlacement& weight, size_t input,
-                                      const int32_t* indexes, int32_t count, size_t output,
-                                      cudaStream_t stream) {
-  RmsNormArgs args;
+absl::Status LayerProducts::NormalizeRows(const Norm& norm, size_t input, const int32_t* indexes,
+                                          int32_t count, size_t output, cudaStream_t stream) {
+  const ModelConfig& config = context_.config;
+  if (plain_norms()) {
+    RmsNormArgs args;
+    args.input = context_.At<void>(input);
+    args.weight = context_.Tensor(norm.weight.offset);
+    args.row_indexes = indexes;
+    args.output = context_.At<void>(output);
+    args.rows = count;
+    args.size = config.hidden_size;
+    args.epsilon = config.rms_norm_eps;
+    return CudaStatus(RmsNorm(args, stream), "RMS norm");
+  }
+  NormArgs args;
+  args.form = config.norm == NormKind::kLayer ? NormForm::kLayer : NormForm::kRms;
   args.input = context_.At<void>(input);
-  args.weight = context_.Tensor(weight.offset);
+  args.weight = context_.Tensor(norm.weight.offset);
+  args.bias = context_.Tensor(norm.bias.offset);
+  args.offset = config.norm_weight_offset;
   args.row_indexes = indexes;
   args.output = context_.At<void>(output);
   args.rows = count;
-  args.size = context_.config.hidden_size;
-  args.epsilon = context_.config.rms_norm_eps;
-  return CudaStatus(RmsNorm(args, stream), "RMS norm");
+  args.size = config.hidden_size;
+  args.epsilon = config.rms_norm_eps;
+  return CudaStatus(Normalize(args, stream), "norm");
 }
 
 absl::Status LayerProducts::Multiply(Gemm& product, const MatrixPlacement& weights,
@@ -106,12 +135,21 @@ absl::Status LayerProducts::Multiply(Gemm& product, const MatrixPlacement& weigh
   return product.Run(call, stream);
 }
 
-absl::Status LayerProducts::MultiplyFused(const Fusion& fusion, const MatrixPlacement& weights,
+absl::Status LayerProducts::MultiplyFused(const Fusion& fusion, const Norm* norm,
+                                          const MatrixPlacement& weights,
                                           const VectorPlacement& bias, size_t input, size_t output,
                                           int32_t rows, cudaStream_t stream) {
+  const ModelConfig& config = context_.config;
+  if (norm != nullptr && !plain_norms()) {
+    absl::Status status =
+        NormalizeRows(*norm, input, nullptr, rows, context_.places.normalized, stream);
+    if (!status.ok()) return status;
+    input = context_.places.normalized;
+    norm = nullptr;
+  }
   SkinnyGemm product;
   product.m = rows;
-  product.n = fusion.gated ? weights.rows / 2 : weights.rows;
+  product.n = fusion.activation && config.gated() ? weights.rows / 2 : weights.rows;
   product.k = weights.cols;
   product.x = context_.At<void>(input);
   product.x_stride = weights.cols;
@@ -119,12 +157,12 @@ absl::Status LayerProducts::MultiplyFused(const Fusion& fusion, const MatrixPlac
   product.y = context_.At<void>(output);
   product.y_stride = product.n;
   product.fp32_output = fusion.float_output;
-  if (fusion.norm != nullptr) {
-    product.norm_weight = context_.Tensor(fusion.norm->offset);
-    product.norm_epsilon = context_.config.rms_norm_eps;
+  if (norm != nullptr) {
+    product.norm_weight = context_.Tensor(norm->weight.offset);
+    product.norm_epsilon = config.rms_norm_eps;
   }
   if (bias.size > 0) product.bias = context_.Tensor(bias.offset);
-  if (fusion.gated) product.activation = SkinnyActivation::kSiluAndMul;
+  if (fusion.activation) product.activation = FusedActivation(config.activation);
   if (fusion.residual && context_.keeps_residual()) {
     product.residual = context_.At<void>(output);
     product.residual_stride = product.n;
@@ -135,93 +173,114 @@ absl::Status LayerProducts::MultiplyFused(const Fusion& fusion, const MatrixPlac
 
 absl::Status LayerProducts::Qkv(const LayerPlacement& at, int32_t rows, cudaStream_t stream) {
   const ForwardPlaces& places = context_.places;
+  const Norm norm = {at.attention_norm, at.attention_norm_bias};
   if (Fused(rows)) {
-    return MultiplyFused({.norm = &at.attention_norm}, at.qkv, at.qkv_bias, places.residual,
-                         places.wide, rows, stream);
+    return MultiplyFused({}, &norm, at.qkv, at.qkv_bias, places.residual, places.wide, rows,
+                         stream);
   }
   absl::Status status =
-      Normalize(at.attention_norm, places.residual, nullptr, rows, places.normalized, stream);
+      NormalizeRows(norm, places.residual, nullptr, rows, places.normalized, stream);
   if (!status.ok()) return status;
   return Multiply(*qkv_, at.qkv, at.qkv_bias, places.normalized, places.wide, rows, stream);
 }
 
-absl::Status LayerProducts::OwnOutput(const LayerPlacement& at, const ActivationRows& rows,
-                                      cudaStream_t stream) {
-  if (Fused(rows.count)) {
-    return MultiplyFused({.residual = true}, at.o, at.o_bias, rows.attention, rows.residual,
-                         rows.count, stream);
-  }
-  return Multiply(*o_, at.o, at.o_bias, rows.attention, rows.residual, rows.count, stream);
+absl::Status LayerProducts::MultiplyToResidual(Gemm& product, const MatrixPlacement& weights,
+                                               const VectorPlacement& bias,
+                                               const VectorPlacement& post_norm, size_t input,
+                                               const ActivationRows& rows, cudaStream_t stream) {
+  const bool normed = post_norm.size > 0;
+  const size_t output = normed ? context_.places.branch : rows.residual;
+  absl::Status status = Fused(rows.count)
+                            ? MultiplyFused({.residual = !normed}, nullptr, weights, bias, input,
+                                            output, rows.count, stream)
+                            : Multiply(product, weights, bias, input, output, rows.count, stream);
+  if (!status.ok() || !normed) return status;
+  NormArgs args;
+  args.input = context_.At<void>(output);
+  args.weight = context_.Tensor(post_norm.offset);
+  args.offset = context_.config.norm_weight_offset;
+  args.output = context_.At<void>(rows.residual);
+  args.add = true;
+  args.rows = rows.count;
+  args.size = context_.config.hidden_size;
+  args.epsilon = context_.config.rms_norm_eps;
+  return CudaStatus(Normalize(args, stream), "norm behind a branch");
+}
+
+absl::Status LayerProducts::Output(const LayerPlacement& at, const ActivationRows& rows,
+                                   cudaStream_t stream) {
+  return MultiplyToResidual(*o_, at.o, at.o_bias, at.post_attention_norm, rows.attention, rows,
+                            stream);
 }
 
 absl::Status LayerProducts::Activate(int32_t rows, cudaStream_t stream) {
-  return CudaStatus(SiluMultiply(context_.At<void>(context_.places.wide),
-                                 context_.At<void>(context_.places.activated), rows,
-                                 context_.config.intermediate_size, stream),
-                    "SiLU");
+  const void* input = context_.At<void>(context_.places.wide);
+  void* output = context_.At<void>(context_.places.activated);
+  const int32_t size = context_.config.intermediate_size;
+  switch (context_.config.activation) {
+    case Activation::kGeluTanhGated:
+      return CudaStatus(GeluMultiply(input, output, rows, size, stream), "GELU");
+    case Activation::kRelu:
+      return CudaStatus(Relu(input, output, rows, size, stream), "ReLU");
+    case Activation::kSiluGated:
+      break;
+  }
+  return CudaStatus(SiluMultiply(input, output, rows, size, stream), "SiLU");
 }
 
-absl::Status LayerProducts::OwnMlp(const LayerPlacement& at, const ActivationRows& rows,
-                                   cudaStream_t stream) {
+absl::Status LayerProducts::Mlp(const LayerPlacement& at, const ActivationRows& rows,
+                                cudaStream_t stream) {
   const ForwardPlaces& places = context_.places;
+  const Norm norm = {at.mlp_norm, at.mlp_norm_bias};
+  absl::Status status;
   if (Fused(rows.count)) {
-    absl::Status status =
-        MultiplyFused({.norm = &at.mlp_norm, .gated = true}, at.gate_up, at.gate_up_bias,
-                      rows.residual, places.activated, rows.count, stream);
-    if (!status.ok()) return status;
-    return MultiplyFused({.residual = true}, at.down, at.down_bias, places.activated, rows.residual,
-                         rows.count, stream);
+    status = MultiplyFused({.activation = true}, &norm, at.gate_up, at.gate_up_bias, rows.residual,
+                           places.activated, rows.count, stream);
+  } else {
+    status = NormalizeRows(norm, rows.residual, nullptr, rows.count, places.normalized, stream);
+    if (status.ok()) {
+      status = Multiply(*gate_up_, at.gate_up, at.gate_up_bias, places.normalized, places.wide,
+                        rows.count, stream);
+    }
+    if (status.ok()) status = Activate(rows.count, stream);
   }
-  absl::Status status =
-      Normalize(at.mlp_norm, rows.residual, nullptr, rows.count, places.normalized, stream);
-  if (status.ok()) {
-    status = Multiply(*gate_up_, at.gate_up, at.gate_up_bias, places.normalized, places.wide,
-                      rows.count, stream);
-  }
-  if (status.ok()) status = Activate(rows.count, stream);
   if (!status.ok()) return status;
-  return Multiply(*down_, at.down, at.down_bias, places.activated, rows.residual, rows.count,
-                  stream);
+  return MultiplyToResidual(*down_, at.down, at.down_bias, at.post_mlp_norm, places.activated, rows,
+                            stream);
 }
 
 absl::Status LayerProducts::OwnHead(size_t residual, const int32_t* indexes, int32_t count,
                                     cudaStream_t stream) {
   const ImageLayout& layout = context_.layout;
   const ForwardPlaces& places = context_.places;
+  const Norm norm = {layout.final_norm, layout.final_norm_bias};
   if (Fused(count) && indexes == nullptr) {
-    return MultiplyFused({.norm = &layout.final_norm, .float_output = true}, layout.lm_head, {},
-                         residual, own_logits(count), count, stream);
+    return MultiplyFused({.float_output = true}, &norm, layout.lm_head, {}, residual,
+                         own_logits(count), count, stream);
   }
   absl::Status status =
-      Normalize(layout.final_norm, residual, indexes, count, places.sampled_hidden, stream);
+      NormalizeRows(norm, residual, indexes, count, places.sampled_hidden, stream);
   if (!status.ok()) return status;
   return Multiply(*head_, layout.lm_head, {}, places.sampled_hidden, own_logits(count), count,
                   stream);
 }
 
-absl::Status LayerProducts::Output(const LayerPlacement& at, const ActivationRows& rows,
-                                   cudaStream_t stream) {
-  absl::Status status = OwnOutput(at, rows, stream);
-  return status.ok() ? AddRanks(rows, stream) : status;
-}
-
-absl::Status LayerProducts::Mlp(const LayerPlacement& at, const ActivationRows& rows,
-                                cudaStream_t stream) {
-  absl::Status status = OwnMlp(at, rows, stream);
-  return status.ok() ? AddRanks(rows, stream) : status;
-}
-
 absl::Status LayerProducts::Head(size_t residual, const int32_t* indexes, int32_t count,
                                  cudaStream_t stream) {
   absl::Status status = OwnHead(residual, indexes, count, stream);
-  return status.ok() ? JoinLogits(count, stream) : status;
+  if (status.ok()) status = JoinLogits(count, stream);
+  const float cap = context_.config.logit_softcap;
+  if (!status.ok() || cap == 0) return status;
+  return CudaStatus(SoftCap(context_.At<float>(context_.places.logits),
+                            int64_t{count} * context_.config.vocab_size, cap, stream),
+                    "soft cap of logits");
 }
 
-absl::Status LayerProducts::AddRanks(const ActivationRows& rows, cudaStream_t stream) {
+absl::Status LayerProducts::AddRanks(size_t place, int32_t rows, cudaStream_t stream) {
   Collective* const collective = context_.options.collective;
   if (collective == nullptr) return absl::OkStatus();
-  return collective->AllReduce(context_.At<void>(rows.residual),
-                               int64_t{rows.count} * context_.config.hidden_size, stream);
+  return collective->AllReduce(context_.At<void>(place),
+                               int64_t{rows} * context_.config.hidden_size, stream);
 }
 
 size_t LayerProducts::own_logits(int32_t count) const {

@@ -40,31 +40,41 @@ class LayerProducts {
  private:
   explicit LayerProducts(const ForwardContext& context) : context_(context) {}
 
+  struct Norm {
+    const VectorPlacement& weight;
+    const VectorPlacement& bias;
+  };
+
   absl::Status MakeProducts(cudaStream_t stream);
-  // Products that other ranks have their parts of: the residual stream takes up the sum.
-  absl::Status AddRanks(const ActivationRows& rows, cudaStream_t stream);
+  // Adds up what the ranks have at a place of the workspace, [rows, hidden_size].
+  absl::Status AddRanks(size_t place, int32_t rows, cudaStream_t stream);
   absl::Status JoinLogits(int32_t count, cudaStream_t stream);
-  absl::Status Normalize(const VectorPlacement& weight, size_t input, const int32_t* indexes,
-                         int32_t count, size_t output, cudaStream_t stream);
+  absl::Status NormalizeRows(const Norm& norm, size_t input, const int32_t* indexes, int32_t count,
+                             size_t output, cudaStream_t stream);
   absl::Status Multiply(Gemm& product, const MatrixPlacement& weights, const VectorPlacement& bias,
                         size_t input, size_t output, int32_t rows, cudaStream_t stream);
   absl::Status Activate(int32_t rows, cudaStream_t stream);
+  // Adds the product to the residual stream, if `post_norm` is there by way of it.
+  absl::Status MultiplyToResidual(Gemm& product, const MatrixPlacement& weights,
+                                  const VectorPlacement& bias, const VectorPlacement& post_norm,
+                                  size_t input, const ActivationRows& rows, cudaStream_t stream);
 
   bool Fused(int32_t rows) const { return rows <= context_.options.max_fused_rows; }
   struct Fusion {
-    const VectorPlacement* norm = nullptr;
-    bool gated = false;
+    bool activation = false;
     bool residual = false;
     bool float_output = false;
   };
-  absl::Status MultiplyFused(const Fusion& fusion, const MatrixPlacement& weights,
+  // With `norm`: of the normed input, by way of `normalized` if the norm is not one that is fused.
+  absl::Status MultiplyFused(const Fusion& fusion, const Norm* norm, const MatrixPlacement& weights,
                              const VectorPlacement& bias, size_t input, size_t output, int32_t rows,
                              cudaStream_t stream);
-  absl::Status OwnOutput(const LayerPlacement& at, const ActivationRows& rows, cudaStream_t stream);
-  absl::Status OwnMlp(const LayerPlacement& at, const ActivationRows& rows, cudaStream_t stream);
+  // This rank's logits, in their place among those of `count` rows.
   absl::Status OwnHead(size_t residual, const int32_t* indexes, int32_t count, cudaStream_t stream);
-  // Where this rank's logits of `count` rows go.
   size_t own_logits(int32_t count) const;
+  bool plain_norms() const {
+    return context_.config.norm == NormKind::kRms && context_.config.norm_weight_offset == 0;
+  }
 
   const ForwardContext& context_;
   std::unique_ptr<GemmLibrary> library_;

@@ -7,9 +7,34 @@
 
 namespace palimpsest::cuda::internal {
 
-inline int32_t WindowLeft(const PrefillShape& shape) {
-  return shape.window > 0 ? shape.window - 1 : -1;
-}
+inline int32_t WindowLeft(int32_t window) { return window > 0 ? window - 1 : -1; }
+
+using PlainAttention = flashinfer::DefaultAttention<false, false, false, false>;
+using WindowedAttention =
+    flashinfer::DefaultAttention<false, /*use_sliding_window=*/true, false, false>;
+
+// A window and a soft cap that are both told at run time.
+struct CappedAttention : WindowedAttention {
+  float tanh_scale = 0;
+
+  template <typename Params>
+  __device__ __host__ CappedAttention(const Params& params, uint32_t sequence, uint8_t* shared)
+      : WindowedAttention(params, sequence, shared) {
+    if (params.logits_soft_cap > 0) {
+      tanh_scale = 2 * flashinfer::math::log2e * params.sm_scale / params.logits_soft_cap;
+      sm_scale_log2 = flashinfer::math::log2e * params.logits_soft_cap;
+    }
+  }
+
+  // tanh(x) = 1 - 2 / (1 + e^2x). The instruction for tanh has 11 bits only.
+  REGISTER_LOGITS_TRANSFORM(params, score, sequence, row, token, head, kv_head, {
+    if (tanh_scale > 0) {
+      score = 1 - 2 * flashinfer::math::ptx_rcp(
+                          1 + flashinfer::math::ptx_exp2(float(score) * tanh_scale));
+    }
+    return score;
+  })
+};
 
 template <int kHeadDim>
 AttentionError PlanFa2(const PrefillShape& shape, const PrefillBuffers& buffers, PrefillPlan& plan,
@@ -20,7 +45,7 @@ AttentionError PlanFa2(const PrefillShape& shape, const PrefillBuffers& buffers,
         buffers.floats, buffers.float_bytes, buffers.ints, buffers.pinned, buffers.int_bytes, info,
         shape.row_indptr, shape.block_indptr, shape.rows, shape.sequences, shape.heads,
         shape.kv_heads, kHeadDim, kHeadDim, shape.block_tokens, /*enable_cuda_graph=*/false,
-        sizeof(__nv_bfloat16), WindowLeft(shape), /*fixed_split_size=*/-1,
+        sizeof(__nv_bfloat16), WindowLeft(shape.window), /*fixed_split_size=*/-1,
         /*disable_split_kv=*/false, /*num_colocated_ctas=*/0, /*uniform_q_len=*/0,
         /*fixed_uniform_q_len=*/false, stream, sizeof(__nv_bfloat16));
     StorePlan(info, false, plan);
@@ -33,7 +58,7 @@ using Fa2Params =
 
 template <int kHeadDim>
 Fa2Params MakeFa2Params(const Queries& queries, const PagedKv& kv, int32_t* row_indptr,
-                        int32_t window_left) {
+                        int32_t window) {
   using T = __nv_bfloat16;
   const int64_t strides[] = {kv.page_stride, int64_t{kv.kv_heads} * kHeadDim, kHeadDim};
   flashinfer::paged_kv_t<T, int32_t> paged(kv.kv_heads, kv.block_tokens, kHeadDim, kv.sequences,
@@ -42,31 +67,30 @@ Fa2Params MakeFa2Params(const Queries& queries, const PagedKv& kv, int32_t* row_
                                            kv.indptr, kv.last_block_len);
   return Fa2Params(static_cast<T*>(queries.query), paged, nullptr, row_indptr, nullptr, nullptr,
                    static_cast<T*>(queries.output), nullptr, nullptr, queries.heads,
-                   static_cast<int32_t>(queries.query_stride), kHeadDim, window_left, 0.0f,
-                   queries.scale, 1.0f, 1e4f);
+                   static_cast<int32_t>(queries.query_stride), kHeadDim, WindowLeft(window),
+                   queries.soft_cap, queries.scale, 1.0f, 1e4f);
 }
 
-template <int kHeadDim, uint32_t kTileRows>
+template <int kHeadDim, uint32_t kTileRows, typename Variant>
 cudaError_t LaunchFa2(Fa2Params params, void* partial_output, float* partial_lse,
-                      bool overlap_launch, cudaStream_t stream) {
-  using Variant = flashinfer::DefaultAttention<false, /*use_sliding_window=*/true, false, false>;
+                      cudaStream_t stream) {
   return flashinfer::BatchPrefillWithPagedKVCacheDispatched<
       /*SAME_KV_STRIDES=*/true, kTileRows, kHeadDim, kHeadDim, flashinfer::PosEncodingMode::kNone,
       /*USE_FP16_QK_REDUCTION=*/false, flashinfer::MaskMode::kCausal, /*USE_TOKEN_HEAD_SF=*/false,
       Variant, Fa2Params>(params, static_cast<__nv_bfloat16*>(partial_output), partial_lse,
-                          overlap_launch, stream);
+                          /*enable_pdl=*/false, stream);
 }
 
-template <int kHeadDim>
-AttentionError RunFa2(const PrefillPlan& plan, const PrefillShape& shape, const Queries& queries,
-                      const PagedKv& kv, int32_t* row_indptr, const PrefillBuffers& buffers,
-                      cudaStream_t stream) {
+template <int kHeadDim, typename Variant>
+AttentionError RunFa2With(const PrefillPlan& plan, const PrefillShape& shape,
+                          const Queries& queries, const PagedKv& kv, int32_t* row_indptr,
+                          const PrefillBuffers& buffers, cudaStream_t stream) {
   return Guard([&] {
     const auto info = LoadPlan<flashinfer::PrefillPlanInfo>(plan);
     const auto ints = [&](int64_t offset) {
       return flashinfer::GetPtrFromBaseOffset<int32_t>(buffers.ints, offset);
     };
-    Fa2Params params = MakeFa2Params<kHeadDim>(queries, kv, row_indptr, WindowLeft(shape));
+    Fa2Params params = MakeFa2Params<kHeadDim>(queries, kv, row_indptr, shape.window);
     params.request_indices = ints(info.request_indices_offset);
     params.qo_tile_indices = ints(info.qo_tile_indices_offset);
     params.kv_tile_indices = ints(info.kv_tile_indices_offset);
@@ -81,25 +105,42 @@ AttentionError RunFa2(const PrefillPlan& plan, const PrefillShape& shape, const 
     }
     params.padded_batch_size = info.padded_batch_size;
     params.max_total_num_rows = info.total_num_rows;
-    switch (info.cta_tile_q) {
-      case 16:
-        return LaunchFa2<kHeadDim, 16>(params, partial_output, partial_lse, false, stream);
-      case 64:
-        return LaunchFa2<kHeadDim, 64>(params, partial_output, partial_lse, false, stream);
-      default:
-        return LaunchFa2<kHeadDim, 128>(params, partial_output, partial_lse, false, stream);
+    if (info.cta_tile_q == 16) {
+      return LaunchFa2<kHeadDim, 16, Variant>(params, partial_output, partial_lse, stream);
     }
+    // FlashInfer plans no larger tiles for wide heads.
+    if constexpr (kHeadDim < 256) {
+      if (info.cta_tile_q != 64) {
+        return LaunchFa2<kHeadDim, 128, Variant>(params, partial_output, partial_lse, stream);
+      }
+    }
+    return LaunchFa2<kHeadDim, 64, Variant>(params, partial_output, partial_lse, stream);
   });
+}
+
+template <int kHeadDim>
+AttentionError RunFa2(const PrefillPlan& plan, const PrefillShape& shape, const Queries& queries,
+                      const PagedKv& kv, int32_t* row_indptr, const PrefillBuffers& buffers,
+                      cudaStream_t stream) {
+  return RunFa2With<kHeadDim, WindowedAttention>(plan, shape, queries, kv, row_indptr, buffers,
+                                                 stream);
+}
+
+template <int kHeadDim>
+AttentionError RunCapped(const PrefillPlan& plan, const PrefillShape& shape, const Queries& queries,
+                         const PagedKv& kv, int32_t* row_indptr, const PrefillBuffers& buffers,
+                         cudaStream_t stream) {
+  return RunFa2With<kHeadDim, CappedAttention>(plan, shape, queries, kv, row_indptr, buffers,
+                                               stream);
 }
 
 // Prefills of one row each, by the plan of decode_plan.h, with smaller tiles than FlashInfer would
 // choose: more thread blocks per multiprocessor hide each other's latencies, of which a short
 // sequence's block has little else.
-template <int kHeadDim>
-AttentionError DecodeFa2(const Queries& queries, const PagedKv& kv, const DecodeWork& work,
-                         bool overlap_launch, cudaStream_t stream) {
+template <int kHeadDim, typename Variant>
+AttentionError DecodeFa2With(const Queries& queries, const PagedKv& kv, const DecodeWork& work,
+                             bool overlap_launch, cudaStream_t stream) {
   using T = __nv_bfloat16;
-  using Variant = flashinfer::DefaultAttention<false, false, false, false>;
   constexpr int kWarps = 4;
   using Traits =
       flashinfer::KernelTraits<flashinfer::MaskMode::kNone, /*CTA_TILE_Q=*/16, /*NUM_MMA_Q=*/1,
@@ -108,7 +149,7 @@ AttentionError DecodeFa2(const Queries& queries, const PagedKv& kv, const Decode
                                float, int32_t, Variant>;
   return Guard([&] {
     const bool split = work.partial_output != nullptr;
-    Fa2Params params = MakeFa2Params<kHeadDim>(queries, kv, work.counting, -1);
+    Fa2Params params = MakeFa2Params<kHeadDim>(queries, kv, work.counting, work.window);
     params.request_indices = work.tile_sequence;
     params.qo_tile_indices = work.zeros;
     params.kv_tile_indices = work.tile_chunk;
@@ -144,6 +185,19 @@ AttentionError DecodeFa2(const Queries& queries, const PagedKv& kv, const Decode
         static_cast<T*>(queries.output), static_cast<float*>(nullptr), kv.sequences,
         static_cast<uint32_t*>(nullptr), queries.heads, kHeadDim, overlap_launch, stream);
   });
+}
+
+template <int kHeadDim>
+AttentionError DecodeFa2(const Queries& queries, const PagedKv& kv, const DecodeWork& work,
+                         bool overlap_launch, cudaStream_t stream) {
+  return DecodeFa2With<kHeadDim, PlainAttention>(queries, kv, work, overlap_launch, stream);
+}
+
+// A tile whose tokens have all left the window has no keys: its partial result has weight 0.
+template <int kHeadDim>
+AttentionError DecodeMasked(const Queries& queries, const PagedKv& kv, const DecodeWork& work,
+                            bool overlap_launch, cudaStream_t stream) {
+  return DecodeFa2With<kHeadDim, CappedAttention>(queries, kv, work, overlap_launch, stream);
 }
 
 }  // namespace palimpsest::cuda::internal

@@ -68,9 +68,13 @@ size_t MaxStagingBytes(const PackerOptions& options) {
   return StagingLayout::For(most).ints + static_cast<size_t>(options.max_ints) * 4;
 }
 
+bool StepPacker::PlainDecode(const SequenceChunk& chunk) const {
+  return (options_.cuda_cores || options_.tensor_cores) &&
+         Past(chunk) <= options_.windowless_tokens;
+}
+
 bool StepPacker::TakenByDecode(const SequenceChunk& chunk) const {
-  return (options_.cuda_cores || options_.tensor_cores) && chunk.tokens.size() == 1 &&
-         (options_.window == 0 || Past(chunk) <= options_.window);
+  return chunk.tokens.size() == 1 && (options_.masked || PlainDecode(chunk));
 }
 
 bool StepPacker::IsDecode(const StepPlan& plan) const {
@@ -266,16 +270,21 @@ void StepPacker::Pack(const StepPlan& plan, absl::Span<const int32_t> previous_s
     lengths_.push_back(tokens);
     decode_blocks[++row] = writer.used();
   };
+  bool plain = true;
   for (size_t c = 0; c < plan.chunks.size(); ++c) {
     if (graph_rows == 0 && !TakenByDecode(plan.chunks[c])) continue;
+    plain = plain && PlainDecode(plan.chunks[c]);
     first_rows_[c] = row;
     writer.Rows(plan.chunks[c], previous_slots, row);
     decode(writer.Blocks(plan.chunks[c]));
   }
   int64_t decode_tokens = 0;
   for (const int32_t length : lengths_) decode_tokens += length;
-  step.tensor_cores = options_.tensor_cores &&
-                      (!options_.cuda_cores || decode_tokens >= options_.tensor_core_tokens);
+  const bool tensor_cores = options_.tensor_cores &&
+                            (!options_.cuda_cores || decode_tokens >= options_.tensor_core_tokens);
+  step.kernel = !plain         ? DecodeKernel::kMasked
+                : tensor_cores ? DecodeKernel::kTensorCores
+                               : DecodeKernel::kCudaCores;
   while (row < graph_rows) {
     writer.Row(row, 0, 0, options_.null_block);
     writer.NullBlock();
@@ -294,7 +303,7 @@ void StepPacker::Pack(const StepPlan& plan, absl::Span<const int32_t> previous_s
     writer.Rows(chunk, previous_slots, row);
     const int32_t tokens = writer.Blocks(chunk);
     step.prefill_tokens.push_back(tokens);
-    step.window_free &= options_.window == 0 || Past(chunk) <= options_.window;
+    step.window_free &= Past(chunk) <= options_.windowless_tokens;
     writer.At<int32_t>(at.prefill_last)[prefill] = writer.LastBlockTokens(tokens);
     row += static_cast<int32_t>(chunk.tokens.size());
     ++prefill;

@@ -14,6 +14,7 @@
 #include "absl/status/status.h"
 #include "absl/types/span.h"
 #include "common/ids.h"
+#include "worker/compute/cuda/decode_kernel.h"
 #include "worker/compute/cuda/sampling_row.h"
 #include "worker/core/step_plan.h"
 
@@ -60,11 +61,15 @@ struct PackerOptions {
   int64_t block_elements = 0;  // from one block to the next
   int64_t token_elements = 0;  // of one token's keys in one layer
   int32_t kv_heads = 0;
-  int32_t window = 0;  // 0: none
+  int32_t window = 0;  // of every layer, behind which blocks are not read; 0: none
+  // A row that attends to at most this many tokens sees all of them in each layer.
+  int32_t windowless_tokens = INT32_MAX;
   int32_t null_block = 0;
-  // Kernels for decodes; where there are both, the one on tensor cores from this many tokens on.
+  // Kernels for decodes. kMasked takes what the others cannot; where there are both of them, the
+  // one on tensor cores from this many tokens on.
   bool cuda_cores = true;
   bool tensor_cores = true;
+  bool masked = false;
   int32_t tensor_core_tokens = 0;
   int32_t multiprocessors = 0;
   // Steps beyond these are refused.
@@ -82,10 +87,9 @@ struct PackedStep {
   size_t bytes = 0;
   // Whether a decode has several tiles, whose partial results must be merged.
   bool split = false;
-  // Whether the decodes' attention runs on tensor cores.
-  bool tensor_cores = false;
+  DecodeKernel kernel = DecodeKernel::kCudaCores;
   bool any_logprobs = false;
-  // Whether no prefill row reaches beyond the window.
+  // Whether no prefill row reaches beyond a window.
   bool window_free = true;
   // Tokens that each prefill attends to, after cutting blocks that left the window.
   std::vector<int32_t> prefill_tokens;
@@ -115,6 +119,8 @@ class StepPacker {
 
   absl::Status ValidateChunk(const SequenceChunk& chunk,
                              absl::Span<const int32_t> previous_slots) const;
+  // Whether a decode kernel that knows no windows can take a chunk of one token.
+  bool PlainDecode(const SequenceChunk& chunk) const;
   bool TakenByDecode(const SequenceChunk& chunk) const;
   StepCounts Count(const StepPlan& plan, int32_t graph_rows) const;
 

@@ -163,7 +163,7 @@ TEST_F(StepPackerTest, ATokenInFlightIsNamedByItsSlot) {
 
 TEST_F(StepPackerTest, BlocksBehindTheWindowAreCut) {
   PackerOptions options = Options();
-  options.window = 20;
+  options.window = options.windowless_tokens = 20;
   Start(options);
   const std::vector<TokenId> one = {4}, two = {4, 5};
   std::vector<BlockId> a = Blocks(10, 4);
@@ -182,6 +182,42 @@ TEST_F(StepPackerTest, BlocksBehindTheWindowAreCut) {
   EXPECT_TRUE(packer_->IsDecode(near));
   near.chunks.push_back({two, 17, b, nullptr});
   EXPECT_TRUE(Pack(near).window_free);
+}
+
+TEST_F(StepPackerTest, TheMaskedKernelTakesDecodesPastAWindow) {
+  PackerOptions options = Options();
+  options.window = options.windowless_tokens = 20;
+  options.masked = true;
+  Start(options);
+  const std::vector<TokenId> one = {4};
+  const std::vector<BlockId> a = Blocks(10, 4);
+  StepPlan plan;
+  plan.chunks.push_back({one, 19, a, nullptr});
+  EXPECT_NE(Pack(plan).kernel, DecodeKernel::kMasked);
+  plan.chunks.push_back({one, 20, a, nullptr});
+  ASSERT_TRUE(packer_->IsDecode(plan));
+  const PackedStep& step = Pack(plan, {}, 4);
+  EXPECT_EQ(step.kernel, DecodeKernel::kMasked);
+  EXPECT_TRUE(step.window_free);
+  EXPECT_THAT(Ints(0, 4), ElementsAre(10, 11, 10, 11));
+}
+
+TEST_F(StepPackerTest, WindowsOfSomeLayersKeepAllBlocks) {
+  PackerOptions options = Options();
+  options.windowless_tokens = 20;
+  options.cuda_cores = options.tensor_cores = false;
+  options.masked = true;
+  Start(options);
+  const std::vector<TokenId> one = {4}, two = {4, 5};
+  const std::vector<BlockId> a = Blocks(10, 4);
+  StepPlan plan;
+  plan.chunks.push_back({one, 55, a, nullptr});
+  plan.chunks.push_back({two, 18, a, nullptr});
+  EXPECT_EQ(Pack(plan).kernel, DecodeKernel::kMasked);
+  EXPECT_TRUE(step_.window_free);
+  EXPECT_THAT(Ints(0, 4), ElementsAre(10, 11, 12, 13));
+  plan.chunks.push_back({two, 19, a, nullptr});
+  EXPECT_FALSE(Pack(plan).window_free);
 }
 
 TEST_F(StepPackerTest, BrokenPlansAreRefused) {

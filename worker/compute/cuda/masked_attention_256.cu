@@ -1,0 +1,9 @@
+#include "worker/compute/cuda/prefill_fa2.cuh"
+
+template palimpsest::cuda::AttentionError palimpsest::cuda::internal::PlanFa2<256>(
+    const PrefillShape&, const PrefillBuffers&, PrefillPlan&, cudaStream_t);
+template palimpsest::cuda::AttentionError palimpsest::cuda::internal::RunCapped<256>(
+    const PrefillPlan&, const PrefillShape&, const Queries&, const PagedKv&, int32_t*,
+    const PrefillBuffers&, cudaStream_t);
+template palimpsest::cuda::AttentionError palimpsest::cuda::internal::DecodeMasked<256>(
+    const Queries&, const PagedKv&, const DecodeWork&, bool, cudaStream_t);
