@@ -57,8 +57,8 @@ CONFIGS = {
             rope_type="llama3", rope_theta=500000.0, factor=8.0, low_freq_factor=1.0,
             high_freq_factor=4.0, original_max_position_embeddings=32))),
     "qwen2": ("Qwen2Config", "Qwen2ForCausalLM", dict(
-        COMMON, tie_word_embeddings=True, num_hidden_layers=4, num_attention_heads=7,
-        num_key_value_heads=1, use_sliding_window=True, sliding_window=9, max_window_layers=2)),
+        COMMON, tie_word_embeddings=True, num_hidden_layers=4, num_attention_heads=28,
+        num_key_value_heads=4, use_sliding_window=True, sliding_window=9, max_window_layers=2)),
     "qwen3": ("Qwen3Config", "Qwen3ForCausalLM", dict(
         COMMON, head_dim=128, tie_word_embeddings=False, rope_parameters=YARN)),
     "mistral": ("MistralConfig", "MistralForCausalLM", dict(
@@ -68,8 +68,8 @@ CONFIGS = {
         hidden_act="gelu_pytorch_tanh", hidden_activation="gelu_pytorch_tanh")),
     "gemma2": ("Gemma2Config", "Gemma2ForCausalLM", dict(GEMMA2, head_dim=256)),
     "opt": ("OPTConfig", "OPTForCausalLM", dict(
-        vocab_size=VOCAB, hidden_size=128, ffn_dim=256, num_hidden_layers=3, num_attention_heads=2,
-        max_position_embeddings=512, word_embed_proj_dim=128, bos_token_id=2, eos_token_id=2,
+        vocab_size=VOCAB, hidden_size=256, ffn_dim=256, num_hidden_layers=3, num_attention_heads=4,
+        max_position_embeddings=512, word_embed_proj_dim=256, bos_token_id=2, eos_token_id=2,
         pad_token_id=1)),
     "deepseek_v2": ("DeepseekV2Config", "DeepseekV2ForCausalLM", dict(
         LATENT, q_lora_rank=None, topk_method="greedy",
