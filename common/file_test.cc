@@ -24,7 +24,7 @@ class FileTest : public ::testing::Test {
   ~FileTest() override { std::filesystem::remove_all(folder_); }
 
   std::string Write(const std::string& name, const std::string& content, mode_t mode = 0600) {
-    const std::string path = folder_ + "/" + name;
+    std::string path = folder_ + "/" + name;
     std::ofstream(path) << content;
     ::chmod(path.c_str(), mode);
     return path;

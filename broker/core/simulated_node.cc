@@ -198,7 +198,7 @@ void SimulatedNode::NoteActivation(SimulatedWorker& worker) {
 }
 
 absl::StatusOr<SessionId> SimulatedNode::Attach(uint32_t tenant) {
-  const auto session = arbiter_->OnAttach(TenantId(tenant), tenants_[tenant].stages, now_);
+  auto session = arbiter_->OnAttach(TenantId(tenant), tenants_[tenant].stages, now_);
   if (session.ok()) {
     SimulatedWorker& worker = workers_[*session];
     worker.tenant = TenantId(tenant);

@@ -108,7 +108,7 @@ absl::StatusOr<PoolPlan> PlanPool(const BrokerConfig& config) {
 
 absl::StatusOr<std::unique_ptr<BrokerServer>> BrokerServer::Start(
     const BrokerConfig& config, std::function<void(const absl::Status&)> fatal,
-    CudaPoolFactory cuda) {
+    const CudaPoolFactory& cuda) {
   const absl::StatusOr<PoolPlan> plan = PlanPool(config);
   if (!plan.ok()) return plan.status();
   // Never undone: the library's own end, after the last server, may wait ten seconds for a poll of

@@ -53,7 +53,7 @@ class BrokerServer {
   // on.
   static absl::StatusOr<std::unique_ptr<BrokerServer>> Start(
       const BrokerConfig& config, std::function<void(const absl::Status&)> fatal,
-      CudaPoolFactory cuda = OpenCudaPool);
+      const CudaPoolFactory& cuda = OpenCudaPool);
   ~BrokerServer() { Shutdown(); }
   BrokerServer(const BrokerServer&) = delete;
   BrokerServer& operator=(const BrokerServer&) = delete;

@@ -162,7 +162,7 @@ class Palctl : public ::testing::Test {
   ~Palctl() override { std::filesystem::remove_all(folder_); }
 
   std::string Write(const std::string& name, const std::string& content) const {
-    const std::string path = absl::StrCat(folder_, "/", name);
+    std::string path = absl::StrCat(folder_, "/", name);
     std::ofstream(path) << content;
     chmod(path.c_str(), 0600);
     return path;

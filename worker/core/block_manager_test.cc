@@ -21,7 +21,7 @@ KvGeometry TestGeometry(int32_t slabs = 6) {
       .slab_bytes = Bytes(8), .block_bytes = Bytes(3), .region_slabs = slabs, .block_tokens = 2};
 }
 
-std::vector<RegionIndex> Slabs(std::vector<uint32_t> indexes) {
+std::vector<RegionIndex> Slabs(const std::vector<uint32_t>& indexes) {
   std::vector<RegionIndex> result;
   for (uint32_t index : indexes) result.push_back(RegionIndex(index));
   return result;

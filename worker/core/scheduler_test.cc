@@ -168,7 +168,7 @@ TEST_F(SchedulerTest, AbandonedStepIsPlannedAgain) {
 
 TEST_F(SchedulerTest, EndsAreReportedOnceWithTheirReason) {
   Map(0, 41);
-  const auto last = [&](SequenceRequest request, std::vector<TokenId> tokens) {
+  const auto last = [&](SequenceRequest request, const std::vector<TokenId>& tokens) {
     Add(std::move(request));
     for (TokenId token : tokens) Step(token);
     EXPECT_TRUE(scheduler_.idle());

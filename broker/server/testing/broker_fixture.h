@@ -76,7 +76,7 @@ class BrokerFixture : public ::testing::Test {
   }
 
   v1::GetStatusResponse Status() {
-    const v1::GetStatusResponse status = server_->broker().Status();
+    v1::GetStatusResponse status = server_->broker().Status();
     EXPECT_EQ(status.free_slabs() + status.granted_slabs() + status.revoking_slabs() +
                   status.cleaning_slabs() + status.quarantined_slabs(),
               status.pool_slabs());

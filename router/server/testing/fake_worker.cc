@@ -246,10 +246,11 @@ void CuttableProxy::AcceptLoop() {
     if (client < 0) return;
     const int server = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     const sockaddr_in target = Loopback(target_port_);
-    connect(server, reinterpret_cast<const sockaddr*>(&target), sizeof target);
+    const bool connected =
+        connect(server, reinterpret_cast<const sockaddr*>(&target), sizeof target) == 0;
     MutexLock lock(&mutex_);
     sockets_.insert(sockets_.end(), {client, server});
-    if (cut_) {
+    if (cut_ || !connected) {
       shutdown(client, SHUT_RDWR);
       shutdown(server, SHUT_RDWR);
     }

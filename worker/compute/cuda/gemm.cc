@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <type_traits>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -52,7 +53,7 @@ struct GemmLibrary::Functions {
   F(cublasLtMatrixLayoutCreate)           \
   F(cublasLtMatrixLayoutDestroy)          \
   F(cublasLtMatrixLayoutSetAttribute)
-#define PALIMPSEST_DECLARE(name) decltype(&::name) name = nullptr;
+#define PALIMPSEST_DECLARE(name) std::add_pointer<decltype(::name)>::type name = nullptr;
   PALIMPSEST_CUBLASLT(PALIMPSEST_DECLARE)
 #undef PALIMPSEST_DECLARE
 
@@ -67,7 +68,7 @@ struct GemmLibrary::Functions {
     }
 #define PALIMPSEST_RESOLVE(name)                                  \
   name = reinterpret_cast<decltype(name)>(dlsym(library, #name)); \
-  if (name == nullptr) return absl::NotFoundError("cuBLASLt lacks " #name);
+  if ((name) == nullptr) return absl::NotFoundError("cuBLASLt lacks " #name);
     PALIMPSEST_CUBLASLT(PALIMPSEST_RESOLVE)
 #undef PALIMPSEST_RESOLVE
     return absl::OkStatus();

@@ -173,7 +173,7 @@ uint64_t FakeBroker::Grant(v1::SlabRole role, const std::vector<uint32_t>& slabs
     grant.set_token_seconds(30);
   }
   const uint64_t id = grant.grant_id();
-  Send(std::move(message));
+  Send(message);
   return id;
 }
 
@@ -188,7 +188,7 @@ uint64_t FakeBroker::RevokeParameters(const std::vector<uint32_t>& indexes) {
   for (const uint32_t index : indexes) revoke.add_region_indexes(index);
   revoke.set_deadline_seconds(10);
   const uint64_t id = revoke.revoke_id();
-  Send(std::move(message));
+  Send(message);
   return id;
 }
 
@@ -203,7 +203,7 @@ uint64_t FakeBroker::RevokeKv(uint32_t slabs) {
   revoke.set_kv_slabs(slabs);
   revoke.set_deadline_seconds(10);
   const uint64_t id = revoke.revoke_id();
-  Send(std::move(message));
+  Send(message);
   return id;
 }
 
