@@ -194,6 +194,7 @@ absl::Status LayerProducts::MultiplyToResidual(Gemm& product, const MatrixPlacem
                             ? MultiplyFused({.residual = !normed}, nullptr, weights, bias, input,
                                             output, rows.count, stream)
                             : Multiply(product, weights, bias, input, output, rows.count, stream);
+  if (status.ok()) status = AddRanks(output, rows.count, stream);
   if (!status.ok() || !normed) return status;
   NormArgs args;
   args.input = context_.At<void>(output);
