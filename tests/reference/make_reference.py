@@ -79,6 +79,10 @@ CONFIGS = {
         rope_parameters=dict(YARN, mscale=1.0, mscale_all_dim=0.5))),
 }
 LONG_CONFIGS = {
+    "deepseek_v3_128_heads": ("DeepseekV3Config", "DeepseekV3ForCausalLM", dict(
+        LATENT, num_attention_heads=128, num_key_value_heads=128, qk_nope_head_dim=64, v_head_dim=64,
+        q_lora_rank=64, num_mtp_layers=0,
+        rope_parameters=dict(YARN, mscale=1.0, mscale_all_dim=0.5))),
     "llama_biases": ("LlamaConfig", "LlamaForCausalLM", dict(
         COMMON, head_dim=128, num_attention_heads=8, num_key_value_heads=1, attention_bias=True,
         mlp_bias=True, tie_word_embeddings=False,

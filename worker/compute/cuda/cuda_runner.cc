@@ -7,6 +7,8 @@
 #include "common/cuda/status.h"
 #include "worker/compute/cuda/attention.h"
 #include "worker/compute/cuda/decode_plan.h"
+#include "worker/compute/cuda/latent_attention.h"
+#include "worker/compute/cuda/latent_plan.h"
 #include "worker/compute/cuda/sampler.h"
 #include "worker/compute/cuda/skinny_gemm.h"
 
@@ -34,16 +36,31 @@ absl::Status CheckMultiple(const char* what, int64_t value, int64_t factor) {
                                                  ", the model has ", value));
 }
 
-absl::Status CheckShape(const ModelConfig& config, const ImageLayout& layout,
-                        const CudaRunnerOptions& options) {
-  if (config.latent.has_value()) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "the GPU runner does not support latent attention; the model is a ", config.architecture));
+absl::Status CheckLatent(const ModelConfig& config) {
+  const LatentAttention& latent = *config.latent;
+  if (latent.kv_lora_rank != kLatentRank || latent.qk_rope_head_dim != kLatentRotary) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the GPU kernels take latent attention with kv_lora_rank ", kLatentRank,
+                     " and qk_rope_head_dim ", kLatentRotary, ", the model has ",
+                     latent.kv_lora_rank, " and ", latent.qk_rope_head_dim));
   }
-  absl::Status status = CheckMultiple("hidden_size", config.hidden_size, 8);
-  status.Update(CheckMultiple("intermediate_size", config.intermediate_size, 8));
-  status.Update(CheckMultiple("num_attention_heads", config.num_heads, config.num_kv_heads));
-  if (!status.ok()) return status;
+  if (!TakesLatentHeads(config.num_heads)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the GPU kernels take latent attention with 1, 2, 4 ... 128 heads, the model "
+                     "has ",
+                     config.num_heads));
+  }
+  if (config.sliding_window.has_value()) {
+    return absl::InvalidArgumentError("the GPU kernels take no window with latent attention");
+  }
+  absl::Status status = CheckMultiple("qk_nope_head_dim", latent.qk_nope_head_dim, 8);
+  status.Update(CheckMultiple("v_head_dim", latent.v_head_dim, 8));
+  if (latent.q_lora_rank > 0) status.Update(CheckMultiple("q_lora_rank", latent.q_lora_rank, 8));
+  return status;
+}
+
+absl::Status CheckHeads(const ModelConfig& config) {
+  if (config.latent.has_value()) return CheckLatent(config);
   const bool capped = config.attention_softcap > 0;
   if (config.head_dim != 128 && config.head_dim != 256 && (config.head_dim != 64 || capped)) {
     return absl::InvalidArgumentError(
@@ -51,6 +68,15 @@ absl::Status CheckShape(const ModelConfig& config, const ImageLayout& layout,
                      capped ? "128 and 256 with a soft cap of scores" : "64, 128 and 256",
                      ", the model has ", config.head_dim));
   }
+  return CheckMultiple("num_attention_heads", config.num_heads, config.num_kv_heads);
+}
+
+absl::Status CheckShape(const ModelConfig& config, const ImageLayout& layout,
+                        const CudaRunnerOptions& options) {
+  absl::Status status = CheckMultiple("hidden_size", config.hidden_size, 8);
+  status.Update(CheckMultiple("intermediate_size", config.intermediate_size, 8));
+  status.Update(CheckHeads(config));
+  if (!status.ok()) return status;
   if (config.hidden_size > 32768 || config.vocab_size > kMaxVocabulary) {
     return absl::InvalidArgumentError(absl::StrCat(
         "the GPU kernels take hidden_size up to 32768 and vocab_size up to ", kMaxVocabulary,
@@ -72,18 +98,11 @@ absl::Status CheckShape(const ModelConfig& config, const ImageLayout& layout,
   return absl::OkStatus();
 }
 
-PackerOptions MakePackerOptions(const ModelConfig& config, Bytes kv_block_bytes,
-                                const CudaRunnerOptions& options) {
-  PackerOptions packer;
-  packer.vocab_size = config.vocab_size;
-  packer.max_position = config.max_position;
-  packer.block_tokens = options.block_tokens;
-  packer.block_elements = kv_block_bytes.count() / 2;
-  packer.token_elements = int64_t{config.num_kv_heads} * config.head_dim;
-  packer.kv_heads = config.num_kv_heads;
-  packer.window = config.sliding_window.value_or(0);
-  for (int32_t layer = 0; layer < config.num_layers; ++layer) {
-    packer.windowless_tokens = std::min(packer.windowless_tokens, config.WindowOf(layer));
+void ChooseDecodeKernels(const ModelConfig& config, PackerOptions& packer) {
+  if (config.latent.has_value()) {
+    packer.latent_heads = config.num_heads;
+    packer.tensor_cores = false;
+    return;
   }
   const int32_t group = config.num_heads / config.num_kv_heads;
   const auto has = [&](DecodeKernel kernel) {
@@ -97,6 +116,22 @@ PackerOptions MakePackerOptions(const ModelConfig& config, Bytes kv_block_bytes,
   const bool plain = packer.cuda_cores || packer.tensor_cores;
   packer.masked =
       has(DecodeKernel::kMasked) && (!plain || packer.windowless_tokens < config.max_position);
+}
+
+PackerOptions MakePackerOptions(const ModelConfig& config, Bytes kv_block_bytes,
+                                const CudaRunnerOptions& options) {
+  PackerOptions packer;
+  packer.vocab_size = config.vocab_size;
+  packer.max_position = config.max_position;
+  packer.block_tokens = options.block_tokens;
+  packer.block_elements = kv_block_bytes.count() / 2;
+  packer.token_elements = config.KvTokenBytes().count() / (config.latent ? 2 : 4);
+  packer.kv_heads = config.num_kv_heads;
+  packer.window = config.sliding_window.value_or(0);
+  for (int32_t layer = 0; layer < config.num_layers; ++layer) {
+    packer.windowless_tokens = std::min(packer.windowless_tokens, config.WindowOf(layer));
+  }
+  ChooseDecodeKernels(config, packer);
   packer.tensor_core_tokens = options.tensor_core_tokens;
   packer.max_rows = options.max_step_tokens;
   packer.max_sequences = options.max_sequences;
@@ -108,13 +143,19 @@ PackerOptions MakePackerOptions(const ModelConfig& config, Bytes kv_block_bytes,
 
 ForwardOptions MakeForwardOptions(const ModelConfig& config, const PackerOptions& packer,
                                   const CudaRunnerOptions& options, bool hopper) {
-  const bool fusible = hopper && config.hidden_size % 64 == 0 && config.intermediate_size % 64 == 0;
+  const bool fusible = hopper && config.hidden_size % 64 == 0 &&
+                       config.intermediate_size % 64 == 0 &&
+                       config.num_heads * config.value_dim() % 64 == 0 &&
+                       (!config.latent.has_value() || config.latent->q_lora_rank % 64 == 0);
   ForwardOptions forward;
   forward.block_tokens = options.block_tokens;
   forward.max_rows = options.max_step_tokens;
   forward.max_sequences = options.max_sequences;
   forward.staging_bytes = MaxStagingBytes(packer);
   forward.hopper = hopper;
+  if (config.latent.has_value()) {
+    forward.latent_partial_rows = LatentPartialRows(packer.multiprocessors);
+  }
   forward.null_block = packer.null_block;
   forward.decode_rows = DecodeLadder(options.max_sequences);
   forward.gemm_cache_file = options.gemm_cache_file;
@@ -128,6 +169,7 @@ ForwardOptions MakeForwardOptions(const ModelConfig& config, const PackerOptions
 }
 
 int32_t TilesOf(const PackerOptions& packer) {
+  if (packer.latent_heads > 0) return 0;
   return MaxDecodeTiles(packer.max_sequences, packer.kv_heads, packer.multiprocessors);
 }
 
@@ -221,7 +263,7 @@ absl::Status CudaRunner::Prepare(const ImageLayout& layout, const ModelMemory& m
   // Kernels for sm_90a run on that architecture alone.
   const bool hopper = properties.major == 9 && properties.minor == 0;
   auto forward =
-      Forward::Create(config_, layout, memory, usable, TilesOf(packer_options_),
+      Forward::Create(config_, layout, memory, usable, *packer_, TilesOf(packer_options_),
                       MakeForwardOptions(config_, packer_options_, options_, hopper), stream_);
   if (!forward.ok()) return forward.status();
   forward_ = *std::move(forward);
@@ -239,7 +281,7 @@ absl::Status CudaRunner::AllocateHost() {
   };
   for (Flight& flight : flights_) {
     allocate(flight.staging, MaxStagingBytes(packer_options_));
-    allocate(flight.prefill_ints, kPrefillIntBytes);
+    if (!config_.latent.has_value()) allocate(flight.prefill_ints, kPrefillIntBytes);
     allocate(flight.results, ResultLayout::For(options_.max_sequences).bytes);
     status.Update(CudaStatus(cudaEventCreate(&flight.begin), "event"));
     status.Update(CudaStatus(cudaEventCreate(&flight.done), "event"));
@@ -250,10 +292,9 @@ absl::Status CudaRunner::AllocateHost() {
 absl::StatusOr<cudaGraphExec_t> CudaRunner::CaptureOne(int32_t rows, DecodeKernel kernel,
                                                        bool split) {
   PackedStep step;
-  step.counts = {rows, rows, rows,
-                 MaxDecodeTiles(rows, packer_options_.kv_heads, packer_options_.multiprocessors),
-                 0};
+  step.counts = packer_->CountsOfGraph(rows);
   step.layout = StagingLayout::For(step.counts);
+  step.latent_grid = packer_->LatentGridOf(step.counts);
   step.split = split;
   step.kernel = kernel;
   absl::Status status = CudaStatus(
@@ -279,6 +320,7 @@ absl::Status CudaRunner::Capture() {
     graphs_.push_back({.rows = rows, .executables = {}});
     for (const DecodeKernel kernel : forward_->decode_kernels()) {
       for (const bool split : {false, true}) {
+        if (split && packer_options_.latent_heads > 0) continue;
         auto executable = CaptureOne(rows, kernel, split);
         if (!executable.ok()) return executable.status();
         graphs_.back().executables[static_cast<size_t>(kernel)][split] = *executable;

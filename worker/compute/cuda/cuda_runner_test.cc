@@ -58,6 +58,30 @@ TEST_F(CudaRunnerTest, RefusesWhatItsKernelsCannotRun) {
   EXPECT_THAT(Refusal(), HasSubstr("max_step_tokens"));
 }
 
+TEST_F(CudaRunnerTest, RefusesLatentsThatItsKernelsCannotRun) {
+  config_.latent = LatentAttention{.q_lora_rank = 64,
+                                   .kv_lora_rank = 512,
+                                   .qk_nope_head_dim = 128,
+                                   .qk_rope_head_dim = 64,
+                                   .v_head_dim = 128};
+  config_.num_heads = 16;
+  config_.num_kv_heads = 1;
+  config_.head_dim = 192;
+  // This shape would do.
+  EXPECT_THAT(Refusal(WeightFormat::kRowMajor, Bytes(1)), HasSubstr("workspace"));
+  config_.latent->kv_lora_rank = 256;
+  EXPECT_THAT(Refusal(), HasSubstr("kv_lora_rank 512 and qk_rope_head_dim 64"));
+  config_.latent->kv_lora_rank = 512;
+  config_.num_heads = 48;
+  EXPECT_THAT(Refusal(), HasSubstr("128 heads, the model has 48"));
+  config_.num_heads = 16;
+  config_.latent->v_head_dim = 100;
+  EXPECT_THAT(Refusal(), HasSubstr("v_head_dim"));
+  config_.latent->v_head_dim = 128;
+  config_.sliding_window = 100;
+  EXPECT_THAT(Refusal(), HasSubstr("no window"));
+}
+
 TEST_F(CudaRunnerTest, WorkspaceGrowsWithTheLargestStep) {
   const Bytes block = config_.KvBytes(options_.block_tokens);
   const Bytes small = CudaRunner::WorkspaceBytes(config_, block, options_);

@@ -16,7 +16,8 @@ Forward::Forward(ForwardContext context) : context_(std::move(context)), attenti
 
 absl::StatusOr<std::unique_ptr<Forward>> Forward::Create(
     const ModelConfig& config, const ImageLayout& layout, const ModelMemory& memory,
-    std::byte* workspace, int32_t tiles, const ForwardOptions& options, cudaStream_t stream) {
+    std::byte* workspace, const StepPacker& packer, int32_t tiles, const ForwardOptions& options,
+    cudaStream_t stream) {
   ForwardContext context;
   context.config = config;
   context.layout = layout;
@@ -31,20 +32,26 @@ absl::StatusOr<std::unique_ptr<Forward>> Forward::Create(
   auto products = LayerProducts::Create(forward->context_, stream);
   if (!products.ok()) return products.status();
   forward->products_ = *std::move(products);
+  if (config.latent.has_value()) {
+    auto latent = LayerLatentAttention::Create(forward->context_, forward->products_->gemms());
+    if (!latent.ok()) return latent.status();
+    forward->latent_attention_ = *std::move(latent);
+  }
   status = forward->attention_.UploadConstants(stream);
-  if (status.ok()) status = forward->WarmUp(tiles, stream);
+  if (status.ok()) status = forward->WarmUp(packer, stream);
   if (!status.ok()) return status;
   return forward;
 }
 
 // Kernels are loaded when they first run, which a capture does not allow. All rows are at token 0
 // in the null block, and attention has no valid tile. Other ranks have no part in it.
-absl::Status Forward::WarmUp(int32_t tiles, cudaStream_t stream) {
+absl::Status Forward::WarmUp(const StepPacker& packer, cudaStream_t stream) {
   const ForwardOptions& options = context_.options;
   const int32_t rows = std::min(options.max_fused_rows + 1, options.max_sequences);
   PackedStep step;
-  step.counts = {rows, rows, rows, tiles, 0};
+  step.counts = packer.CountsOfGraph(rows);
   step.layout = StagingLayout::For(step.counts);
+  step.latent_grid = packer.LatentGridOf(step.counts);
   absl::Status status = CudaStatus(cudaMemsetAsync(staging(), 0, step.layout.ints + 4, stream),
                                    "clear the staging buffer");
   const std::vector<int64_t> slots(
@@ -84,7 +91,7 @@ absl::Status Forward::EmbedTokens(const PackedStep& step, cudaStream_t stream) {
   args.rotations = context_.At<float2>(places.rotations);
   args.rows = step.counts.rows;
   args.hidden = context_.config.hidden_size;
-  args.half_dim = context_.config.head_dim / 2;
+  args.half_dim = context_.config.rotary_dim() / 2;
   absl::Status status = CudaStatus(Embed(args, stream), "embed");
   return status.ok() ? FinishEmbeddings(step, stream) : status;
 }
@@ -104,7 +111,7 @@ absl::Status Forward::FinishEmbeddings(const PackedStep& step, cudaStream_t stre
   args.magnitude = magnitude;
   args.rows = step.counts.rows;
   args.hidden = config.hidden_size;
-  args.half_dim = magnitude == 1 ? 0 : config.head_dim / 2;
+  args.half_dim = magnitude == 1 ? 0 : config.rotary_dim() / 2;
   return CudaStatus(FinishEmbedding(args, stream), "finish the embeddings");
 }
 
@@ -133,7 +140,10 @@ absl::Status Forward::Layer(int32_t layer, const PackedStep& step, const Prefill
                             cudaStream_t stream) {
   const LayerPlacement& at = context_.layout.layers[static_cast<size_t>(layer)];
   absl::Status status = products_->Qkv(at, step.counts.rows, stream);
-  if (status.ok()) status = attention_.Run(layer, step, prefill, stream);
+  if (status.ok()) {
+    status = latent_attention_ != nullptr ? latent_attention_->Run(layer, step, stream)
+                                          : attention_.Run(layer, step, prefill, stream);
+  }
   if (!status.ok()) return status;
   const auto rows = RowsAfterAttention(layer, step, stream);
   if (!rows.ok()) return rows.status();
@@ -177,7 +187,7 @@ absl::Status Forward::Enqueue(const PackedStep& step, const PrefillShape& prefil
                               StageGate gate, cudaStream_t stream) {
   absl::Status status = gate(0);
   if (status.ok()) status = EmbedTokens(step, stream);
-  if (status.ok() && step.counts.prefills > 0) {
+  if (status.ok() && step.counts.prefills > 0 && latent_attention_ == nullptr) {
     status = attention_.Plan(step, prefill, pinned, stream);
   }
   for (int32_t layer = 0; status.ok() && layer < context_.config.num_layers; ++layer) {

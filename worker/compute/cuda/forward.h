@@ -20,6 +20,7 @@
 #include "worker/compute/cuda/forward_context.h"
 #include "worker/compute/cuda/gemm.h"
 #include "worker/compute/cuda/layer_attention.h"
+#include "worker/compute/cuda/layer_latent_attention.h"
 #include "worker/compute/cuda/layer_products.h"
 #include "worker/compute/cuda/step_packer.h"
 #include "worker/core/model_runner.h"
@@ -32,10 +33,11 @@ class Forward {
  public:
   // `workspace` is aligned to 256 bytes and holds ForwardPlaces::end bytes. Chooses the algorithms
   // of all products, which overwrites the workspace, and runs every kernel of a decode step once.
-  // `parameters` is not read.
+  // `parameters` is not read. Steps will be those of `packer`, with up to `tiles` decode tiles.
   static absl::StatusOr<std::unique_ptr<Forward>> Create(
       const ModelConfig& config, const ImageLayout& layout, const ModelMemory& memory,
-      std::byte* workspace, int32_t tiles, const ForwardOptions& options, cudaStream_t stream);
+      std::byte* workspace, const StepPacker& packer, int32_t tiles, const ForwardOptions& options,
+      cudaStream_t stream);
 
   // Called before the first kernel that reads a stage is enqueued; an error ends Enqueue with it.
   using StageGate = absl::FunctionRef<absl::Status(int stage)>;
@@ -56,7 +58,7 @@ class Forward {
  private:
   explicit Forward(ForwardContext context);
 
-  absl::Status WarmUp(int32_t tiles, cudaStream_t stream);
+  absl::Status WarmUp(const StepPacker& packer, cudaStream_t stream);
   absl::Status EmbedTokens(const PackedStep& step, cudaStream_t stream);
   absl::Status FinishEmbeddings(const PackedStep& step, cudaStream_t stream);
   absl::Status Layer(int32_t layer, const PackedStep& step, const PrefillShape& prefill,
@@ -73,6 +75,7 @@ class Forward {
   ForwardContext context_;
   LayerAttention attention_;
   std::unique_ptr<LayerProducts> products_;
+  std::unique_ptr<LayerLatentAttention> latent_attention_;  // null without latent attention
 };
 
 }  // namespace palimpsest::cuda

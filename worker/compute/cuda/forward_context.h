@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "common/bytes.h"
 #include "worker/compute/cuda/attention.h"
 #include "worker/compute/cuda/collective.h"
@@ -33,6 +34,8 @@ struct ForwardOptions {
   std::string gemm_cache_file;
   // Kernels for decodes that are loaded.
   std::vector<DecodeKernel> decode_kernels;
+  // With latent attention: LatentPartialRows of the GPU.
+  int64_t latent_partial_rows = 0;
   // Steps of up to this many rows use the fused products of skinny_gemm.h; needs `hopper`.
   int32_t max_fused_rows = 0;
   bool overlap_launches = true;
@@ -56,11 +59,17 @@ struct ForwardPlaces {
   size_t staging, input_tokens, rotations, frequencies, counting, zeros, residual, normalized, wide,
       compact, sampled_hidden, logits, logit_parts, results, partial_output, partial_lse,
       prefill_ints, prefill_floats, gemm, branch, end;
-  // Inside `wide`: attention's output behind qkv, the activation's behind gate and up.
-  size_t attention, activated;
+  // Inside `wide`: attention's output behind qkv, the activation's behind gate and up. With latent
+  // attention what is between: queries, unless they are in qkv, and queries in the latents' space.
+  size_t queries, absorbed, attention, activated;
 
   static ForwardPlaces For(const ModelConfig& config, const ForwardOptions& options, int32_t tiles);
 };
+
+// Numbers of a row of LayerPlacement::qkv's product.
+int32_t QkvSize(const ModelConfig& config);
+
+absl::Status AttentionStatus(const AttentionError& error, const char* what);
 
 // The rows of a step that a part works on, as offsets in the workspace.
 struct ActivationRows {
@@ -79,10 +88,12 @@ struct ForwardContext {
   // Parameters are not there yet: every tensor lies in the workspace.
   bool warming = false;
 
-  int32_t qkv_size() const {
-    return (config.num_heads + 2 * config.num_kv_heads) * config.head_dim;
+  int32_t qkv_size() const { return QkvSize(config); }
+  int32_t attention_size() const { return config.num_heads * config.value_dim(); }
+  // From one row of ForwardPlaces::queries to the next.
+  int32_t query_stride() const {
+    return places.queries == places.wide ? qkv_size() : config.num_heads * config.head_dim;
   }
-  int32_t attention_size() const { return config.num_heads * config.head_dim; }
   // Whether products add to the residual stream here; other ranks' results are summed with it.
   bool keeps_residual() const {
     return options.collective == nullptr || options.collective->rank() == 0;

@@ -67,8 +67,20 @@ ModelConfig Shape(const std::string& name) {
     c.num_heads = c.num_kv_heads = 40;
     c.intermediate_size = 13824;
     c.vocab_size = 32000;
+  } else if (name == "deepseek-v2-lite") {
+    // Its attention, and the MLP of its first layer in all of them.
+    c.num_layers = 27;
+    c.hidden_size = 2048;
+    c.num_heads = 16;
+    c.num_kv_heads = 1;
+    c.head_dim = 192;
+    c.intermediate_size = 10944;
+    c.vocab_size = 102400;
+    c.latent = LatentAttention{
+        .kv_lora_rank = 512, .qk_nope_head_dim = 128, .qk_rope_head_dim = 64, .v_head_dim = 128};
   } else {
-    Die(absl::InvalidArgumentError("shape: expected llama3-8b or llama2-13b, got " + name));
+    Die(absl::InvalidArgumentError(
+        "shape: expected llama3-8b, llama2-13b or deepseek-v2-lite, got " + name));
   }
   return c;
 }
@@ -289,7 +301,7 @@ int RunCollectives(const Flags& flags) {
 int Main(int argc, char** argv) {
   Flags flags;
   CLI::App app("Measures the GPU runner on random weights");
-  app.add_option("--shape", flags.shape, "llama3-8b or llama2-13b");
+  app.add_option("--shape", flags.shape, "llama3-8b, llama2-13b or deepseek-v2-lite");
   app.add_option("--out", flags.out, "file for the JSON");
   app.add_option("--gemm-cache", flags.cache, "file of GEMM algorithms");
   app.add_option("--commit", flags.commit, "commit of this program, for the JSON");

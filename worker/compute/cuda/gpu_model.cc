@@ -102,7 +102,10 @@ absl::Status GpuModel::FillRank(uint64_t seed, int rank) {
     fill(m.offset, int64_t{m.rows} * m.cols, 0, spread, false);
   }
   for (const LayerPlacement& layer : layout_.layers) {
-    for (const MatrixPlacement& m : {layer.qkv, layer.o, layer.gate_up, layer.down}) matrix(m);
+    for (const MatrixPlacement& m :
+         {layer.qkv, layer.q_up, layer.k_up, layer.v_up, layer.o, layer.gate_up, layer.down}) {
+      matrix(m);
+    }
     for (const VectorPlacement& v :
          {layer.qkv_bias, layer.o_bias, layer.gate_up_bias, layer.down_bias,
           layer.attention_norm_bias, layer.mlp_norm_bias}) {

@@ -39,7 +39,8 @@ __global__ void RmsNormKernel(RmsNormArgs args) {
   AwaitPrevious();
   LetNextLaunch();
   const int64_t row = args.row_indexes == nullptr ? blockIdx.x : args.row_indexes[blockIdx.x];
-  const auto* input = static_cast<const Vector8*>(args.input) + row * vectors;
+  const int64_t stride = args.input_stride > 0 ? args.input_stride / kVector : vectors;
+  const auto* input = static_cast<const Vector8*>(args.input) + row * stride;
   auto* output = static_cast<Vector8*>(args.output) + static_cast<int64_t>(blockIdx.x) * vectors;
   Vector8 held[kNormVectors];
   float sum = 0;

@@ -33,6 +33,7 @@ cudaError_t Embed(const EmbedArgs& args, cudaStream_t stream);
 
 struct RmsNormArgs {
   const void* input = nullptr;           // [*, size]
+  int64_t input_stride = 0;              // from one row of it to the next; 0: they are adjacent
   const void* weight = nullptr;          // [size]
   const int32_t* row_indexes = nullptr;  // rows of `input` to take; null: the first `rows`
   void* output = nullptr;                // [rows, size]

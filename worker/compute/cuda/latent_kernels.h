@@ -1,4 +1,4 @@
-// The small kernel of latent attention, between its products; as in kernels.h.
+// The small kernels of latent attention; as in kernels.h.
 #ifndef PALIMPSEST_WORKER_COMPUTE_CUDA_LATENT_KERNELS_H_
 #define PALIMPSEST_WORKER_COMPUTE_CUDA_LATENT_KERNELS_H_
 
@@ -29,6 +29,26 @@ struct LatentAppendArgs {
   int32_t half_dim = 0;  // a multiple of 8
 };
 cudaError_t LatentAppend(const LatentAppendArgs& args, cudaStream_t stream);
+
+// A product with a matrix for each head, for few rows: output[r, h] = weights[h] input[r, h]. Reads
+// the weights before the kernel before has ended. A row's numbers do not depend on the others.
+struct HeadProductArgs {
+  const void* weights = nullptr;  // [heads, outputs, inputs]
+  const void* input = nullptr;    // row r, head h at input + r * input_stride + h * input_step
+  int64_t input_stride = 0;       // multiples of 8
+  int64_t input_step = 0;
+  void* output = nullptr;  // likewise
+  int64_t output_stride = 0;
+  int64_t output_step = 0;
+  int32_t rows = 0;  // at most kHeadProductRows
+  int32_t heads = 0;
+  int32_t outputs = 0;
+  int32_t inputs = 0;
+};
+inline constexpr int32_t kHeadProductRows = 16;
+// Whether there is a kernel for matrices of this size.
+bool HasHeadProduct(int32_t outputs, int32_t inputs);
+cudaError_t HeadProduct(const HeadProductArgs& args, cudaStream_t stream);
 
 }  // namespace palimpsest::cuda
 

@@ -6,19 +6,18 @@
 namespace palimpsest::cuda {
 namespace {
 
-// Tokens that a block takes at once: pieces begin at multiples.
-constexpr int32_t kBlockTokens = 64;
+// Tokens that a block takes at once, a step: pieces begin at multiples.
+constexpr int32_t kStepTokens = 64;
 constexpr int32_t kMaxHeads = 2 * kLatentBlockRows;
 
 int32_t CeilDiv(int64_t a, int64_t b) { return static_cast<int32_t>((a + b - 1) / b); }
 
-// Tokens of a piece, not fewer than each team's share: the shorter the pieces the more there is to
-// merge.
-int32_t PieceTokens(int32_t share) {
-  if (share <= 16) return kBlockTokens;
-  if (share <= 32) return 2 * kBlockTokens;
-  if (share <= 64) return 3 * kBlockTokens;
-  return CeilDiv(share, 4 * kBlockTokens) * 4 * kBlockTokens;
+// The shortest piece, in steps, of a sequence of `steps`: what shorter ones save is lost in merging
+// more of them.
+int32_t ShortestPiece(int32_t steps) {
+  if (steps <= 32) return 1;
+  if (steps <= 64) return 2;
+  return steps <= 128 ? 3 : 4;
 }
 
 int32_t* At(std::byte* plan, size_t offset) { return reinterpret_cast<int32_t*>(plan + offset); }
@@ -38,7 +37,7 @@ LatentGrid LatentGridFor(const LatentMachine& machine, int32_t rows, int32_t seq
 
 int32_t LatentPieces(const LatentMachine& machine, int32_t rows, int32_t sequences) {
   const LatentGrid grid = LatentGridFor(machine, rows, sequences);
-  // Pieces that are not a tile's last are full, of which there are as many as teams.
+  // Each tile has one piece, and what tiles have more is no more than there are teams (Cut).
   return CeilDiv(int64_t{rows} * machine.heads, grid.tile()) + sequences + grid.teams;
 }
 
@@ -83,11 +82,28 @@ void LatentPlanner::ListTiles(absl::Span<const LatentSequence> sequences, const 
   }
 }
 
+// Into equal pieces of about a team's share, which is rounded up. So of s shares a tile has fewer
+// than s + 1 pieces, and is in one unless s is 1.5 or more.
+void LatentPlanner::Cut(const LatentGrid& grid) {
+  int64_t total = 0;
+  for (const Tile& tile : tiles_) total += CeilDiv(tile.tokens, kStepTokens);
+  const int32_t share = CeilDiv(total, grid.teams);
+  for (Tile& tile : tiles_) {
+    const int32_t steps = CeilDiv(tile.tokens, kStepTokens);
+    const int32_t wanted = std::max(share, ShortestPiece(steps));
+    const int32_t pieces = std::max(1, (2 * steps + wanted) / (2 * wanted));
+    const int32_t piece_steps = CeilDiv(steps, pieces);
+    tile.piece_tokens = piece_steps * kStepTokens;
+    tile.pieces = CeilDiv(steps, piece_steps);
+    tile.merge_blocks = steps / wanted * grid.team_blocks;
+  }
+}
+
 // Each piece goes to the team that has the least to do.
-void LatentPlanner::Deal(const Tile& tile, const LatentGrid& grid, int32_t limit) {
-  const bool cut = tile.tokens > limit;
-  for (int32_t begin = 0; begin < tile.tokens; begin += limit) {
-    const int32_t end = std::min(begin + limit, tile.tokens);
+void LatentPlanner::Deal(const Tile& tile, const LatentGrid& grid) {
+  const bool cut = tile.pieces > 1;
+  for (int32_t begin = 0; begin < tile.tokens; begin += tile.piece_tokens) {
+    const int32_t end = std::min(begin + tile.piece_tokens, tile.tokens);
     std::pop_heap(loads_.begin(), loads_.end(), std::greater<>());
     auto& [cost, team] = loads_.back();
     pieces_.push_back({team, begin, end, cut ? partial_rows_ : -1, tile.sequence, tile.first});
@@ -98,16 +114,12 @@ void LatentPlanner::Deal(const Tile& tile, const LatentGrid& grid, int32_t limit
   }
 }
 
-void LatentPlanner::WriteMerges(const LatentGrid& grid, int32_t limit,
-                                const LatentPlanLayout& layout, std::byte* plan) const {
+void LatentPlanner::WriteMerges(const LatentPlanLayout& layout, std::byte* plan) const {
   int32_t block = 0, partial = 0;
   for (const Tile& tile : tiles_) {
-    if (tile.tokens <= limit) continue;
-    // Over all tiles these are no more than there are blocks, as limit * teams is not below the sum
-    // of tokens.
-    const int32_t chunks = std::max(1, tile.tokens / limit * grid.team_blocks);
-    const int32_t chunk = CeilDiv(tile.size, chunks);
-    const int32_t end = partial + CeilDiv(tile.tokens, limit) * tile.size;
+    if (tile.pieces == 1) continue;
+    const int32_t chunk = CeilDiv(tile.size, tile.merge_blocks);
+    const int32_t end = partial + tile.pieces * tile.size;
     const int32_t first = tile.sequence->first_row * machine_.heads + tile.first;
     for (int32_t at = 0; at < tile.size; at += chunk, ++block) {
       At(plan, layout.merge_begin)[block] = first + at;
@@ -147,15 +159,13 @@ void LatentPlanner::WritePieces(const LatentGrid& grid, const LatentPlanLayout& 
 void LatentPlanner::Fill(absl::Span<const LatentSequence> sequences, const LatentGrid& grid,
                          const LatentPlanLayout& layout, std::byte* plan) {
   ListTiles(sequences, grid);
-  int64_t tokens = 0;
-  for (const Tile& tile : tiles_) tokens += tile.tokens;
-  const int32_t limit = PieceTokens(CeilDiv(tokens, grid.teams));
+  Cut(grid);
   pieces_.clear();
   partial_rows_ = 0;
   loads_.clear();
   for (int32_t team = 0; team < grid.teams; ++team) loads_.emplace_back(0, team);
-  for (const Tile& tile : tiles_) Deal(tile, grid, limit);
-  WriteMerges(grid, limit, layout, plan);
+  for (const Tile& tile : tiles_) Deal(tile, grid);
+  WriteMerges(layout, plan);
   WritePieces(grid, layout, plan);
 }
 

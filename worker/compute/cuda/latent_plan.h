@@ -94,6 +94,8 @@ class LatentPlanner {
     int32_t first;   // number in the sequence
     int32_t size;    // numbers
     int32_t tokens;  // that its last row sees
+    // Set by Cut. Over all tiles there are no more merge_blocks than blocks.
+    int32_t pieces = 1, piece_tokens = 0, merge_blocks = 0;
   };
   struct Piece {
     int32_t team, begin, end, partial;
@@ -102,9 +104,9 @@ class LatentPlanner {
   };
 
   void ListTiles(absl::Span<const LatentSequence> sequences, const LatentGrid& grid);
-  void Deal(const Tile& tile, const LatentGrid& grid, int32_t limit);
-  void WriteMerges(const LatentGrid& grid, int32_t limit, const LatentPlanLayout& layout,
-                   std::byte* plan) const;
+  void Cut(const LatentGrid& grid);
+  void Deal(const Tile& tile, const LatentGrid& grid);
+  void WriteMerges(const LatentPlanLayout& layout, std::byte* plan) const;
   void WritePieces(const LatentGrid& grid, const LatentPlanLayout& layout, std::byte* plan);
 
   const LatentMachine machine_;

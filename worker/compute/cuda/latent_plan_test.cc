@@ -137,7 +137,20 @@ TEST_F(LatentPlanTest, ShortDecodesAreOnePieceEach) {
 
 TEST_F(LatentPlanTest, LongSequenceKeepsManyTeamsBusy) {
   Plan({16, 132}, {{0, 1, 0, 8192}});
-  EXPECT_GE(At(layout_.team_pieces, 132), 40);
+  EXPECT_EQ(At(layout_.team_pieces, 132), 43);
+  Check();
+}
+
+// A tail of one token would cost as much as 64.
+TEST_F(LatentPlanTest, EqualSequencesThatFillTheTeamsAreWhole) {
+  std::vector<LatentSequence> sequences;
+  for (int32_t s = 0; s < 128; ++s) sequences.push_back({s, 1, s * 17, 257});
+  Plan({16, 132}, sequences);
+  EXPECT_EQ(At(layout_.team_pieces, 132), 128);
+  Check();
+  sequences.resize(32);
+  Plan({16, 132}, sequences);
+  EXPECT_EQ(At(layout_.team_pieces, 132), 96);
   Check();
 }
 

@@ -5,20 +5,11 @@
 #include <numeric>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
 #include "common/cuda/status.h"
 #include "worker/compute/cpu/rope.h"
 #include "worker/compute/cuda/kernels.h"
 
 namespace palimpsest::cuda {
-namespace {
-
-absl::Status AttentionStatus(const AttentionError& error, const char* what) {
-  if (error.message != nullptr) return absl::InternalError(absl::StrCat(what, ": ", error.message));
-  return CudaStatus(error.code, what);
-}
-
-}  // namespace
 
 absl::Status LayerAttention::UploadConstants(cudaStream_t stream) {
   const ForwardPlaces& places = context_.places;

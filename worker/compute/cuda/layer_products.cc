@@ -15,21 +15,12 @@ namespace {
 constexpr int32_t kPrefillRows[] = {384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192};
 
 // The decode sizes for which there are no fused products.
-std::vector<int32_t> DecodeSteps(const ForwardOptions& options) {
+std::vector<int32_t> DecodeSteps(const ForwardOptions& options, int32_t fused_rows) {
   std::vector<int32_t> steps;
   for (const int32_t rows : options.decode_rows) {
-    if (rows > options.max_fused_rows) steps.push_back(rows);
+    if (rows > fused_rows) steps.push_back(rows);
   }
   if (steps.empty()) steps.push_back(options.decode_rows.back());
-  return steps;
-}
-
-std::vector<int32_t> RowSteps(const ForwardOptions& options) {
-  std::vector<int32_t> steps = DecodeSteps(options);
-  for (const int32_t rows : kPrefillRows) {
-    if (rows > steps.back() && rows < options.max_rows) steps.push_back(rows);
-  }
-  if (steps.back() < options.max_rows) steps.push_back(options.max_rows);
   return steps;
 }
 
@@ -46,6 +37,15 @@ SkinnyActivation FusedActivation(Activation activation) {
 }
 
 }  // namespace
+
+std::vector<int32_t> RowSteps(const ForwardOptions& options, int32_t fused_rows) {
+  std::vector<int32_t> steps = DecodeSteps(options, fused_rows);
+  for (const int32_t rows : kPrefillRows) {
+    if (rows > steps.back() && rows < options.max_rows) steps.push_back(rows);
+  }
+  if (steps.back() < options.max_rows) steps.push_back(options.max_rows);
+  return steps;
+}
 
 absl::StatusOr<std::unique_ptr<LayerProducts>> LayerProducts::Create(const ForwardContext& context,
                                                                      cudaStream_t stream) {
@@ -70,24 +70,28 @@ absl::Status LayerProducts::MakeProducts(cudaStream_t stream) {
   auto library = GemmLibrary::Load(options);
   if (!library.ok()) return library.status();
   library_ = *std::move(library);
-  const std::vector<int32_t> steps = RowSteps(context_.options);
-  const std::vector<int32_t> decode_steps = DecodeSteps(context_.options);
+  const int32_t fused_rows = context_.options.max_fused_rows;
+  const std::vector<int32_t> steps = RowSteps(context_.options, fused_rows);
+  const std::vector<int32_t> decode_steps = DecodeSteps(context_.options, fused_rows);
   const ModelConfig& c = context_.config;
   const int32_t up_rows = (c.gated() ? 2 : 1) * c.intermediate_size;
   // Branches that are normed join the residual stream later.
   const bool residual = context_.keeps_residual() && !c.post_norms;
+  const int32_t query_rank = c.latent.has_value() ? c.latent->q_lora_rank : 0;
   const struct {
     std::unique_ptr<Gemm>& product;
     GemmShape shape;
     const std::vector<int32_t>& steps;
   } wanted[] = {
       {qkv_, {context_.qkv_size(), c.hidden_size, c.qkv_bias, false, false}, steps},
+      {q_up_, {c.num_heads * c.head_dim, query_rank, false, false, false}, steps},
       {o_, {c.hidden_size, context_.attention_size(), c.o_bias, residual, false}, steps},
       {gate_up_, {up_rows, c.hidden_size, c.mlp_bias, false, false}, steps},
       {down_, {c.hidden_size, c.intermediate_size, c.mlp_bias, residual, false}, steps},
       {head_, {c.head_rows(), c.hidden_size, false, false, true}, decode_steps},
   };
   for (const auto& [product, shape, row_steps] : wanted) {
+    if (shape.inputs == 0) continue;
     auto made = Gemm::Create(*library_, shape, row_steps);
     if (!made.ok()) return made.status();
     product = *std::move(made);
@@ -152,7 +156,7 @@ absl::Status LayerProducts::MultiplyFused(const Fusion& fusion, const Norm* norm
   product.n = fusion.activation && config.gated() ? weights.rows / 2 : weights.rows;
   product.k = weights.cols;
   product.x = context_.At<void>(input);
-  product.x_stride = weights.cols;
+  product.x_stride = fusion.input_stride > 0 ? fusion.input_stride : weights.cols;
   product.w = context_.Tensor(weights.offset);
   product.y = context_.At<void>(output);
   product.y_stride = product.n;
@@ -174,14 +178,38 @@ absl::Status LayerProducts::MultiplyFused(const Fusion& fusion, const Norm* norm
 absl::Status LayerProducts::Qkv(const LayerPlacement& at, int32_t rows, cudaStream_t stream) {
   const ForwardPlaces& places = context_.places;
   const Norm norm = {at.attention_norm, at.attention_norm_bias};
+  absl::Status status;
   if (Fused(rows)) {
-    return MultiplyFused({}, &norm, at.qkv, at.qkv_bias, places.residual, places.wide, rows,
-                         stream);
+    status =
+        MultiplyFused({}, &norm, at.qkv, at.qkv_bias, places.residual, places.wide, rows, stream);
+  } else {
+    status = NormalizeRows(norm, places.residual, nullptr, rows, places.normalized, stream);
+    if (status.ok()) {
+      status = Multiply(*qkv_, at.qkv, at.qkv_bias, places.normalized, places.wide, rows, stream);
+    }
   }
-  absl::Status status =
-      NormalizeRows(norm, places.residual, nullptr, rows, places.normalized, stream);
+  return status.ok() && at.q_up.rows > 0 ? QueriesOfLatent(at, rows, stream) : status;
+}
+
+absl::Status LayerProducts::QueriesOfLatent(const LayerPlacement& at, int32_t rows,
+                                            cudaStream_t stream) {
+  const ForwardPlaces& places = context_.places;
+  if (Fused(rows)) {
+    const Norm norm = {at.q_norm, {}};
+    return MultiplyFused({.input_stride = context_.qkv_size()}, &norm, at.q_up, {}, places.wide,
+                         places.queries, rows, stream);
+  }
+  RmsNormArgs args;
+  args.input = context_.At<void>(places.wide);
+  args.input_stride = context_.qkv_size();
+  args.weight = context_.Tensor(at.q_norm.offset);
+  args.output = context_.At<void>(places.normalized);
+  args.rows = rows;
+  args.size = at.q_norm.size;
+  args.epsilon = context_.config.rms_norm_eps;
+  absl::Status status = CudaStatus(RmsNorm(args, stream), "RMS norm");
   if (!status.ok()) return status;
-  return Multiply(*qkv_, at.qkv, at.qkv_bias, places.normalized, places.wide, rows, stream);
+  return Multiply(*q_up_, at.q_up, {}, places.normalized, places.queries, rows, stream);
 }
 
 absl::Status LayerProducts::MultiplyToResidual(Gemm& product, const MatrixPlacement& weights,

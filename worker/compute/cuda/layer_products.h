@@ -10,6 +10,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -18,6 +19,10 @@
 
 namespace palimpsest::cuda {
 
+// Numbers of rows for which a product's algorithms are chosen, if steps of up to `fused_rows` rows
+// use another product.
+std::vector<int32_t> RowSteps(const ForwardOptions& options, int32_t fused_rows);
+
 class LayerProducts {
  public:
   // Chooses the algorithms of all products, which overwrites the workspace from the residual stream
@@ -25,7 +30,8 @@ class LayerProducts {
   static absl::StatusOr<std::unique_ptr<LayerProducts>> Create(const ForwardContext& context,
                                                                cudaStream_t stream);
 
-  // Queries, keys and values of the residual stream, into `wide`.
+  // Queries, keys and values of the residual stream, into `wide`; with latent attention queries
+  // (into `queries`) and what is to be cached.
   absl::Status Qkv(const LayerPlacement& at, int32_t rows, cudaStream_t stream);
   // Adds the attention's output to the residual stream.
   absl::Status Output(const LayerPlacement& at, const ActivationRows& rows, cudaStream_t stream);
@@ -35,7 +41,7 @@ class LayerProducts {
   // or the first if it is null.
   absl::Status Head(size_t residual, const int32_t* indexes, int32_t count, cudaStream_t stream);
 
-  const GemmLibrary& gemms() const { return *library_; }
+  GemmLibrary& gemms() const { return *library_; }
 
  private:
   explicit LayerProducts(const ForwardContext& context) : context_(context) {}
@@ -59,8 +65,11 @@ class LayerProducts {
                                   const VectorPlacement& bias, const VectorPlacement& post_norm,
                                   size_t input, const ActivationRows& rows, cudaStream_t stream);
 
+  absl::Status QueriesOfLatent(const LayerPlacement& at, int32_t rows, cudaStream_t stream);
+
   bool Fused(int32_t rows) const { return rows <= context_.options.max_fused_rows; }
   struct Fusion {
+    int64_t input_stride = 0;  // 0: rows are adjacent
     bool activation = false;
     bool residual = false;
     bool float_output = false;
@@ -78,7 +87,7 @@ class LayerProducts {
 
   const ForwardContext& context_;
   std::unique_ptr<GemmLibrary> library_;
-  std::unique_ptr<Gemm> qkv_, o_, gate_up_, down_, head_;
+  std::unique_ptr<Gemm> qkv_, q_up_, o_, gate_up_, down_, head_;
 };
 
 }  // namespace palimpsest::cuda

@@ -31,6 +31,10 @@ SamplingRow RowOf(const SequenceChunk& chunk, int32_t row) {
   return out;
 }
 
+LatentMachine MachineOf(const PackerOptions& options) {
+  return {options.latent_heads, options.multiprocessors};
+}
+
 }  // namespace
 
 StagingLayout StagingLayout::For(const StepCounts& counts) {
@@ -55,6 +59,10 @@ StagingLayout StagingLayout::For(const StepCounts& counts) {
   place(layout.prefill_rows, counts.prefills + 1, 4);
   place(layout.prefill_blocks, counts.prefills + 1, 4);
   place(layout.prefill_last, counts.prefills, 4);
+  if (counts.latent_blocks > 0) {
+    const auto plan = LatentPlanLayout::For(counts.latent_pieces, counts.latent_blocks);
+    place(layout.latent_plan, static_cast<int64_t>(plan.bytes), 1);
+  }
   layout.ints = end;
   return layout;
 }
@@ -63,10 +71,19 @@ size_t MaxStagingBytes(const PackerOptions& options) {
   StepCounts most;
   most.rows = options.max_rows;
   most.samples = most.decodes = most.prefills = options.max_sequences;
-  most.decode_tiles =
-      MaxDecodeTiles(options.max_sequences, options.kv_heads, options.multiprocessors);
+  if (options.latent_heads > 0) {
+    most.latent_pieces =
+        MaxLatentPieces(MachineOf(options), options.max_rows, options.max_sequences);
+    most.latent_blocks = options.multiprocessors;
+  } else {
+    most.decode_tiles =
+        MaxDecodeTiles(options.max_sequences, options.kv_heads, options.multiprocessors);
+  }
   return StagingLayout::For(most).ints + static_cast<size_t>(options.max_ints) * 4;
 }
+
+StepPacker::StepPacker(const PackerOptions& options)
+    : options_(options), latent_planner_(MachineOf(options)) {}
 
 bool StepPacker::PlainDecode(const SequenceChunk& chunk) const {
   return (options_.cuda_cores || options_.tensor_cores) &&
@@ -160,22 +177,38 @@ absl::Status StepPacker::Validate(const StepPlan& plan,
                    options_.max_rows, " and ", options_.max_ints));
 }
 
-StepCounts StepPacker::Count(const StepPlan& plan, int32_t graph_rows) const {
-  StepCounts counts;
-  if (graph_rows > 0) {
-    counts.rows = counts.samples = counts.decodes = graph_rows;
-  } else {
-    for (const SequenceChunk& chunk : plan.chunks) {
-      counts.rows += static_cast<int32_t>(chunk.tokens.size());
-      counts.samples += chunk.sampling != nullptr ? 1 : 0;
-      ++(TakenByDecode(chunk) ? counts.decodes : counts.prefills);
-    }
-  }
-  if (counts.decodes > 0) {
+void StepPacker::AddAttentionCounts(StepCounts& counts) const {
+  const int32_t sequences = counts.decodes + counts.prefills;
+  if (options_.latent_heads > 0) {
+    counts.latent_pieces = LatentPieces(MachineOf(options_), counts.rows, sequences);
+    counts.latent_blocks = options_.multiprocessors;
+  } else if (counts.decodes > 0) {
     counts.decode_tiles =
         MaxDecodeTiles(counts.decodes, options_.kv_heads, options_.multiprocessors);
   }
+}
+
+StepCounts StepPacker::CountsOfGraph(int32_t rows) const {
+  StepCounts counts;
+  counts.rows = counts.samples = counts.decodes = rows;
+  AddAttentionCounts(counts);
   return counts;
+}
+
+StepCounts StepPacker::Count(const StepPlan& plan) const {
+  StepCounts counts;
+  for (const SequenceChunk& chunk : plan.chunks) {
+    counts.rows += static_cast<int32_t>(chunk.tokens.size());
+    counts.samples += chunk.sampling != nullptr ? 1 : 0;
+    ++(TakenByDecode(chunk) ? counts.decodes : counts.prefills);
+  }
+  AddAttentionCounts(counts);
+  return counts;
+}
+
+LatentGrid StepPacker::LatentGridOf(const StepCounts& counts) const {
+  if (options_.latent_heads == 0) return {};
+  return LatentGridFor(MachineOf(options_), counts.rows, counts.decodes + counts.prefills);
 }
 
 // Writes one step's arrays.
@@ -249,15 +282,30 @@ class StepPacker::Writer {
   size_t used_ = 0;
 };
 
+void StepPacker::PlanDecodeTiles(Writer& writer, PackedStep& step) const {
+  const StagingLayout& at = step.layout;
+  const int32_t chunk_tokens = DecodeChunkTokens(lengths_, step.counts.decode_tiles);
+  *writer.At<int32_t>(at.chunk_tokens) = chunk_tokens;
+  const auto tiles = static_cast<size_t>(step.counts.decode_tiles);
+  step.split = FillDecodeTiles(lengths_, chunk_tokens,
+                               {absl::MakeSpan(writer.At<int32_t>(at.tile_sequence), tiles),
+                                absl::MakeSpan(writer.At<int32_t>(at.tile_chunk), tiles),
+                                absl::MakeSpan(writer.At<bool>(at.valid_tiles), tiles),
+                                absl::MakeSpan(writer.At<int32_t>(at.first_tile),
+                                               static_cast<size_t>(step.counts.decodes) + 1)});
+}
+
 void StepPacker::Pack(const StepPlan& plan, absl::Span<const int32_t> previous_slots,
                       int32_t graph_rows, std::byte* buffer, PackedStep& step) {
-  step.counts = Count(plan, graph_rows);
+  step.counts = graph_rows > 0 ? CountsOfGraph(graph_rows) : Count(plan);
   step.layout = StagingLayout::For(step.counts);
+  step.latent_grid = LatentGridOf(step.counts);
   step.split = step.any_logprobs = false;
   step.window_free = true;
   step.prefill_tokens.clear();
   step.slots.assign(plan.chunks.size(), -1);
   lengths_.clear();
+  latent_sequences_.clear();
   first_rows_.assign(plan.chunks.size(), 0);
   Writer writer(options_, buffer, step);
   const StagingLayout& at = step.layout;
@@ -276,6 +324,7 @@ void StepPacker::Pack(const StepPlan& plan, absl::Span<const int32_t> previous_s
     plain = plain && PlainDecode(plan.chunks[c]);
     first_rows_[c] = row;
     writer.Rows(plan.chunks[c], previous_slots, row);
+    latent_sequences_.push_back({row, 1, writer.used(), Past(plan.chunks[c])});
     decode(writer.Blocks(plan.chunks[c]));
   }
   int64_t decode_tokens = 0;
@@ -301,6 +350,8 @@ void StepPacker::Pack(const StepPlan& plan, absl::Span<const int32_t> previous_s
     if (TakenByDecode(chunk)) continue;
     first_rows_[c] = row;
     writer.Rows(chunk, previous_slots, row);
+    latent_sequences_.push_back(
+        {row, static_cast<int32_t>(chunk.tokens.size()), writer.used(), Past(chunk)});
     const int32_t tokens = writer.Blocks(chunk);
     step.prefill_tokens.push_back(tokens);
     step.window_free &= Past(chunk) <= options_.windowless_tokens;
@@ -311,16 +362,14 @@ void StepPacker::Pack(const StepPlan& plan, absl::Span<const int32_t> previous_s
     prefill_blocks[prefill] = writer.used();
   }
 
-  if (step.counts.decodes > 0) {
-    const int32_t chunk_tokens = DecodeChunkTokens(lengths_, step.counts.decode_tiles);
-    *writer.At<int32_t>(at.chunk_tokens) = chunk_tokens;
-    const auto tiles = static_cast<size_t>(step.counts.decode_tiles);
-    step.split = FillDecodeTiles(lengths_, chunk_tokens,
-                                 {absl::MakeSpan(writer.At<int32_t>(at.tile_sequence), tiles),
-                                  absl::MakeSpan(writer.At<int32_t>(at.tile_chunk), tiles),
-                                  absl::MakeSpan(writer.At<bool>(at.valid_tiles), tiles),
-                                  absl::MakeSpan(writer.At<int32_t>(at.first_tile),
-                                                 static_cast<size_t>(step.counts.decodes) + 1)});
+  if (options_.latent_heads > 0) {
+    // Padding rows have no piece: nobody reads what they hold.
+    latent_planner_.Fill(
+        latent_sequences_, step.latent_grid,
+        LatentPlanLayout::For(step.counts.latent_pieces, step.counts.latent_blocks),
+        writer.At<std::byte>(at.latent_plan));
+  } else if (step.counts.decodes > 0) {
+    PlanDecodeTiles(writer, step);
   }
 
   int32_t slot = 0;

@@ -15,6 +15,7 @@
 #include "absl/types/span.h"
 #include "common/ids.h"
 #include "worker/compute/cuda/decode_kernel.h"
+#include "worker/compute/cuda/latent_plan.h"
 #include "worker/compute/cuda/sampling_row.h"
 #include "worker/core/step_plan.h"
 
@@ -27,6 +28,9 @@ struct StepCounts {
   int32_t decodes = 0;
   int32_t decode_tiles = 0;
   int32_t prefills = 0;
+  // With latent attention, which has no tiles: pieces of its plan, and thread blocks of a launch.
+  int32_t latent_pieces = 0;
+  int32_t latent_blocks = 0;
 
   friend bool operator==(const StepCounts&, const StepCounts&) = default;
 };
@@ -49,6 +53,7 @@ struct StagingLayout {
   size_t prefill_rows = 0;    // int32 [prefills + 1]
   size_t prefill_blocks = 0;  // int32 [prefills + 1]
   size_t prefill_last = 0;    // int32 [prefills]
+  size_t latent_plan = 0;     // LatentPlanLayout::For(latent_pieces, latent_blocks)
   size_t ints = 0;
 
   static StagingLayout For(const StepCounts& counts);
@@ -59,9 +64,10 @@ struct PackerOptions {
   int32_t max_position = 0;
   int32_t block_tokens = 0;
   int64_t block_elements = 0;  // from one block to the next
-  int64_t token_elements = 0;  // of one token's keys in one layer
+  int64_t token_elements = 0;  // of one token's keys (or latent) in one layer
   int32_t kv_heads = 0;
-  int32_t window = 0;  // of every layer, behind which blocks are not read; 0: none
+  int32_t latent_heads = 0;  // query heads of latent attention; 0: another attention
+  int32_t window = 0;        // of every layer, behind which blocks are not read; 0: none
   // A row that attends to at most this many tokens sees all of them in each layer.
   int32_t windowless_tokens = INT32_MAX;
   int32_t null_block = 0;
@@ -88,6 +94,7 @@ struct PackedStep {
   // Whether a decode has several tiles, whose partial results must be merged.
   bool split = false;
   DecodeKernel kernel = DecodeKernel::kCudaCores;
+  LatentGrid latent_grid;
   bool any_logprobs = false;
   // Whether no prefill row reaches beyond a window.
   bool window_free = true;
@@ -99,7 +106,7 @@ struct PackedStep {
 
 class StepPacker {
  public:
-  explicit StepPacker(const PackerOptions& options) : options_(options) {}
+  explicit StepPacker(const PackerOptions& options);
 
   // InvalidArgument, naming the chunk, if the plan breaks step_plan.h's contract or is larger than
   // the options allow. `previous_slots` are those of the plan submitted before, empty if none is in
@@ -108,6 +115,10 @@ class StepPacker {
 
   // Whether every chunk of a valid plan is one token for the decode kernel.
   bool IsDecode(const StepPlan& plan) const;
+
+  // Of a decode step that is padded to so many rows.
+  StepCounts CountsOfGraph(int32_t rows) const;
+  LatentGrid LatentGridOf(const StepCounts& counts) const;
 
   // Fills `buffer` (MaxStagingBytes) for a valid plan. `graph_rows` > 0: a decode step padded to
   // that many rows, of which each has a result.
@@ -122,11 +133,15 @@ class StepPacker {
   // Whether a decode kernel that knows no windows can take a chunk of one token.
   bool PlainDecode(const SequenceChunk& chunk) const;
   bool TakenByDecode(const SequenceChunk& chunk) const;
-  StepCounts Count(const StepPlan& plan, int32_t graph_rows) const;
+  StepCounts Count(const StepPlan& plan) const;
+  void AddAttentionCounts(StepCounts& counts) const;
+  void PlanDecodeTiles(Writer& writer, PackedStep& step) const;
 
   const PackerOptions options_;
   std::vector<int32_t> lengths_;
   std::vector<int32_t> first_rows_;
+  LatentPlanner latent_planner_;
+  std::vector<LatentSequence> latent_sequences_;
 };
 
 }  // namespace palimpsest::cuda

@@ -220,6 +220,39 @@ TEST_F(StepPackerTest, WindowsOfSomeLayersKeepAllBlocks) {
   EXPECT_FALSE(Pack(plan).window_free);
 }
 
+TEST_F(StepPackerTest, LatentAttentionHasOnePlanForAllChunks) {
+  PackerOptions options = Options();
+  options.latent_heads = 16;
+  options.tensor_cores = false;
+  Start(options);
+  const std::vector<TokenId> prompt = {1, 2, 3}, one = {4};
+  const std::vector<BlockId> a = Blocks(10, 2), b = Blocks(20, 3);
+  StepPlan plan;
+  plan.chunks.push_back({prompt, 15, a, nullptr});
+  plan.chunks.push_back({one, 40, b, nullptr});
+  const PackedStep& step = Pack(plan);
+  EXPECT_EQ(step.counts.decode_tiles, 0);
+  EXPECT_EQ(step.latent_grid, (LatentGrid{1, 4}));
+  const auto layout = LatentPlanLayout::For(step.counts.latent_pieces, step.counts.latent_blocks);
+  const auto read = [&](size_t array, int32_t count) {
+    return Read<int32_t>(step_.layout.latent_plan + array, count);
+  };
+  // The decode comes first. Each sequence is a tile, and a team's only piece.
+  EXPECT_THAT(read(layout.team_pieces, 5), ElementsAre(0, 1, 2, 2, 2));
+  EXPECT_THAT(read(layout.first_row, 2), ElementsAre(0, 1));
+  EXPECT_THAT(read(layout.rows, 2), ElementsAre(1, 3));
+  EXPECT_THAT(read(layout.first_block, 2), ElementsAre(0, 3));
+  EXPECT_THAT(read(layout.tokens, 2), ElementsAre(41, 18));
+  EXPECT_THAT(Ints(0, 5), ElementsAre(20, 21, 22, 10, 11));
+
+  plan.chunks.erase(plan.chunks.begin());
+  Pack(plan, {}, 4);
+  EXPECT_EQ(step_.counts, packer_->CountsOfGraph(4));
+  EXPECT_EQ(step_.latent_grid, packer_->LatentGridOf(step_.counts));
+  const auto padded = LatentPlanLayout::For(step_.counts.latent_pieces, step_.counts.latent_blocks);
+  EXPECT_THAT(read(padded.team_pieces, 5), ElementsAre(0, 1, 1, 1, 1));
+}
+
 TEST_F(StepPackerTest, BrokenPlansAreRefused) {
   const std::vector<TokenId> one = {4}, bad = {100};
   const std::vector<BlockId> a = Blocks(10, 2);
@@ -246,6 +279,10 @@ TEST_F(StepPackerTest, TheLargestStepFits) {
   request.history = history;
   StepPlan plan;
   for (int i = 0; i < 8; ++i) plan.chunks.push_back({some, 192, a, &request});
+  EXPECT_EQ(Pack(plan).counts.rows, 64);
+  PackerOptions options = Options();
+  options.latent_heads = 128;
+  Start(options);
   EXPECT_EQ(Pack(plan).counts.rows, 64);
 }
 
