@@ -65,7 +65,7 @@ struct Outcome {
 // The parameter is the depth of the pipeline.
 class EngineTest : public ::testing::TestWithParam<int> {
  protected:
-  explicit EngineTest(EngineOptions options = TestOptions(GetParam()))
+  explicit EngineTest(const EngineOptions& options = TestOptions(GetParam()))
       : options_(options),
         memory_(options.scheduler.geometry.slab_bytes, options.scheduler.geometry.region_slabs),
         model_(ModelConfig(), memory_.kv()),

@@ -388,9 +388,10 @@ CUresult MemUnmap(CUdeviceptr address, size_t size) {
   covering = Covering(state, address, size);
   if (covering.empty()) return CUDA_ERROR_INVALID_VALUE;
   for (const auto& [at, mapped] : covering) state.mappings.erase(at);
-  ::mmap(Pointer(address), size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED,
-         -1, 0);
-  return CUDA_SUCCESS;
+  const void* const reserved =
+      ::mmap(Pointer(address), size, PROT_NONE,
+             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+  return reserved != MAP_FAILED ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 // Host memory.
