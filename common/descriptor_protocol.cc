@@ -103,11 +103,15 @@ void WriteBody(const Refused& p, Writer& out) {
 void WriteBody(const Fetch& p, Writer& out) { out.Raw(p.token.bytes()); }
 void WriteBody(const Descriptors& p, Writer& out) {
   out.Integer(static_cast<uint8_t>(p.kind));
+  out.Integer(p.pieces);
   out.Integer(p.first);
   out.Integer(p.total);
   out.Entries(p.entries);
 }
-void WriteBody(const ReturnSlabs& p, Writer& out) { out.Entries(p.entries); }
+void WriteBody(const ReturnSlabs& p, Writer& out) {
+  out.Integer(p.pieces);
+  out.Entries(p.entries);
+}
 void WriteBody(const ReturnImage& p, Writer& out) { out.Raw(p.fingerprint); }
 void WriteBody(const Accepted&, Writer&) {}
 void WriteBody(const Failed& p, Writer& out) {
@@ -124,11 +128,15 @@ void ReadBody(Reader& in, Refused& p) { p.message = in.String(); }
 void ReadBody(Reader& in, Fetch& p) { p.token = in.ReadToken(); }
 void ReadBody(Reader& in, Descriptors& p) {
   p.kind = static_cast<DescriptorKind>(in.Integer<uint8_t>());
+  p.pieces = in.Integer<uint8_t>();
   p.first = in.Integer<uint32_t>();
   p.total = in.Integer<uint32_t>();
   p.entries = in.Entries();
 }
-void ReadBody(Reader& in, ReturnSlabs& p) { p.entries = in.Entries(); }
+void ReadBody(Reader& in, ReturnSlabs& p) {
+  p.pieces = in.Integer<uint8_t>();
+  p.entries = in.Entries();
+}
 void ReadBody(Reader& in, ReturnImage& p) {
   p.fingerprint = std::string(in.Raw(kFingerprintBytes));
 }
@@ -141,10 +149,15 @@ absl::Status CheckLength(absl::string_view what, size_t size, size_t limit) {
       absl::StrCat(what, " has ", size, " bytes, at most ", limit, " are allowed"));
 }
 
-absl::Status CheckEntries(size_t count) {
-  if (count >= 1 && count <= kMaxPacketDescriptors) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("a packet names ", count, " slabs, expected 1 to ", kMaxPacketDescriptors));
+absl::Status CheckEntries(size_t count, size_t pieces) {
+  if (pieces < 1 || pieces > kMaxSlabPieces) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("slabs of ", pieces, " descriptors, expected 1 to ", kMaxSlabPieces));
+  }
+  if (count >= 1 && count <= MaxPacketEntries(pieces)) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("a packet names ", count, " slabs, expected 1 to ",
+                                                 MaxPacketEntries(pieces), " of ", pieces,
+                                                 " descriptors each"));
 }
 
 absl::Status Validate(const Hello& p) {
@@ -161,10 +174,10 @@ absl::Status Validate(const Descriptors& p) {
         absl::StrCat("unknown kind of descriptors: ", static_cast<int>(p.kind)));
   }
   if (image) {
-    if (p.first == 0 && p.total == 1 && p.entries.empty()) return absl::OkStatus();
+    if (p.first == 0 && p.total == 1 && p.pieces == 1 && p.entries.empty()) return absl::OkStatus();
     return absl::InvalidArgumentError("an image travels alone, as descriptor 0 of 1");
   }
-  if (absl::Status status = CheckEntries(p.entries.size()); !status.ok()) return status;
+  if (absl::Status status = CheckEntries(p.entries.size(), p.pieces); !status.ok()) return status;
   if (uint64_t{p.first} + p.entries.size() > p.total) {
     return absl::InvalidArgumentError(absl::StrCat("descriptors ", p.first, " to ",
                                                    uint64_t{p.first} + p.entries.size() - 1,
@@ -172,7 +185,7 @@ absl::Status Validate(const Descriptors& p) {
   }
   return absl::OkStatus();
 }
-absl::Status Validate(const ReturnSlabs& p) { return CheckEntries(p.entries.size()); }
+absl::Status Validate(const ReturnSlabs& p) { return CheckEntries(p.entries.size(), p.pieces); }
 absl::Status Validate(const ReturnImage& p) {
   if (p.fingerprint.size() == kFingerprintBytes) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat("an image fingerprint has ", p.fingerprint.size(),
@@ -225,9 +238,9 @@ absl::StatusOr<DescriptorPacket> DecodeType(uint8_t type, Reader& in, std::index
 
 size_t DescriptorCount(const DescriptorPacket& packet) {
   if (const auto* p = std::get_if<Descriptors>(&packet)) {
-    return p->kind == DescriptorKind::kImage ? 1 : p->entries.size();
+    return p->kind == DescriptorKind::kImage ? 1 : p->entries.size() * p->pieces;
   }
-  if (const auto* p = std::get_if<ReturnSlabs>(&packet)) return p->entries.size();
+  if (const auto* p = std::get_if<ReturnSlabs>(&packet)) return p->entries.size() * p->pieces;
   return std::holds_alternative<ReturnImage>(packet) ? 1 : 0;
 }
 

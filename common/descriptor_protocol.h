@@ -7,10 +7,11 @@
 //                                    <-   Welcome{nonce} | Refused{message}
 //   (Attach{nonce} over gRPC, and from then on, any number of times:)
 //   Fetch{token of a Grant}          ->
-//                                    <-   Descriptors{first, total, entries} + one fd per entry,
-//                                         repeated until first + entries = total | Failed{message}
+//                                    <-   Descriptors{pieces, first, total, entries} + `pieces`
+//                                         fds per entry, repeated until first + entries = total |
+//                                         Failed{message}
 //   (after a restart of the broker, between Welcome and Attach:)
-//   ReturnSlabs{entries} + one fd per entry | ReturnImage{fingerprint} + one fd   ->
+//   ReturnSlabs{pieces, entries} + `pieces` fds per entry | ReturnImage{fingerprint} + one fd   ->
 //                                    <-   Accepted | Failed{message}
 //
 // One packet is one SOCK_SEQPACKET message. Little-endian, lengths before strings, nothing
@@ -31,10 +32,12 @@
 
 namespace palimpsest {
 
-inline constexpr uint32_t kDescriptorProtocolVersion = 1;
+inline constexpr uint32_t kDescriptorProtocolVersion = 2;
 inline constexpr size_t kMaxPacketBytes = 4096;
 // SCM_MAX_FD of Linux.
 inline constexpr size_t kMaxPacketDescriptors = 253;
+// Of one slab: as many as its pool has GPUs. A slab's descriptors are in one packet.
+inline constexpr size_t kMaxSlabPieces = 64;
 inline constexpr size_t kMaxTenantBytes = 128;
 inline constexpr size_t kMaxSecretBytes = 1024;
 inline constexpr size_t kMaxMessageBytes = 1024;
@@ -77,15 +80,18 @@ struct Descriptors {
   // Number of entries in the packets before this one, and in all packets of this answer.
   uint32_t first = 0;
   uint32_t total = 0;
-  // kSlabs: 1 to kMaxPacketDescriptors, the n-th is the packet's n-th descriptor. kImage: none, one
-  // descriptor.
+  // kSlabs: 1 to MaxPacketEntries(pieces); the packet's descriptors are those of the first entry,
+  // then those of the second, and so on. kImage: none, one descriptor.
   std::vector<SlabEntry> entries;
+  // Descriptors of each entry: 1 to kMaxSlabPieces.
+  uint8_t pieces = 1;
   friend bool operator==(const Descriptors&, const Descriptors&) = default;
 };
 
 struct ReturnSlabs {
-  // 1 to kMaxPacketDescriptors; the n-th is the packet's n-th descriptor.
+  // As in Descriptors.
   std::vector<SlabEntry> entries;
+  uint8_t pieces = 1;
   friend bool operator==(const ReturnSlabs&, const ReturnSlabs&) = default;
 };
 
@@ -107,6 +113,9 @@ struct Failed {
 
 using DescriptorPacket = std::variant<Hello, Welcome, Refused, Fetch, Descriptors, ReturnSlabs,
                                       ReturnImage, Accepted, Failed>;
+
+// The most slabs of so many pieces that fit a packet.
+constexpr size_t MaxPacketEntries(size_t pieces) { return kMaxPacketDescriptors / pieces; }
 
 // How many file descriptors travel with a packet.
 size_t DescriptorCount(const DescriptorPacket& packet);

@@ -17,8 +17,8 @@ std::string RandomText(std::mt19937_64& random, size_t most) {
   return text;
 }
 
-std::vector<SlabEntry> RandomEntries(std::mt19937_64& random) {
-  std::vector<SlabEntry> entries(1 + random() % kMaxPacketDescriptors);
+std::vector<SlabEntry> RandomEntries(std::mt19937_64& random, size_t pieces) {
+  std::vector<SlabEntry> entries(1 + random() % MaxPacketEntries(pieces));
   for (SlabEntry& entry : entries) {
     entry = {SlabId(static_cast<uint32_t>(random())), Epoch(random())};
   }
@@ -38,13 +38,16 @@ DescriptorPacket RandomPacket(std::mt19937_64& random) {
       return Fetch{Token::Random()};
     case 4: {
       if (random() % 4 == 0) return Descriptors{DescriptorKind::kImage, 0, 1, {}};
+      const auto pieces = static_cast<uint8_t>(1 + random() % kMaxSlabPieces);
       Descriptors packet{DescriptorKind::kSlabs, static_cast<uint32_t>(random() % 1000), 0,
-                         RandomEntries(random)};
+                         RandomEntries(random, pieces), pieces};
       packet.total = packet.first + static_cast<uint32_t>(packet.entries.size() + random() % 100);
       return packet;
     }
-    case 5:
-      return ReturnSlabs{RandomEntries(random)};
+    case 5: {
+      const auto pieces = static_cast<uint8_t>(1 + random() % kMaxSlabPieces);
+      return ReturnSlabs{RandomEntries(random, pieces), pieces};
+    }
     case 6:
       return ReturnImage{std::string(32, static_cast<char>(random()))};
     case 7:
@@ -117,7 +120,26 @@ TEST(DescriptorProtocol, EntriesAreBounded) {
   EXPECT_FALSE(EncodePacket(ReturnSlabs{std::vector<SlabEntry>(kMaxPacketDescriptors + 1)}).ok());
   EXPECT_TRUE(EncodePacket(ReturnSlabs{std::vector<SlabEntry>(64)}).ok());
   // A count of 65,535 in a short packet neither allocates nor decodes.
-  EXPECT_FALSE(DecodePacket("\x06\xff\xff").ok());
+  EXPECT_FALSE(DecodePacket("\x06\x01\xff\xff").ok());
+}
+
+TEST(DescriptorProtocol, SlabsOfSeveralPiecesTravelWhole) {
+  const auto encodes = [](size_t entries, uint8_t pieces) {
+    const std::vector<SlabEntry> slabs(entries);
+    const bool returned = EncodePacket(ReturnSlabs{slabs, pieces}).ok();
+    const auto total = static_cast<uint32_t>(entries);
+    EXPECT_EQ(EncodePacket(Descriptors{DescriptorKind::kSlabs, 0, total, slabs, pieces}).ok(),
+              returned);
+    return returned;
+  };
+  EXPECT_TRUE(encodes(126, 2));
+  EXPECT_FALSE(encodes(127, 2));
+  EXPECT_TRUE(encodes(31, 8));
+  EXPECT_FALSE(encodes(32, 8));
+  EXPECT_TRUE(encodes(3, kMaxSlabPieces));
+  EXPECT_FALSE(encodes(1, kMaxSlabPieces + 1));
+  EXPECT_FALSE(encodes(1, 0));
+  EXPECT_FALSE(EncodePacket(Descriptors{DescriptorKind::kImage, 0, 1, {}, 2}).ok());
 }
 
 TEST(DescriptorProtocol, DescriptorsMustFitTheirTotal) {
@@ -150,6 +172,9 @@ TEST(DescriptorProtocol, DescriptorCountsFollowFromThePacket) {
   EXPECT_EQ(DescriptorCount(Descriptors{DescriptorKind::kSlabs, 0, 2, std::vector<SlabEntry>(2)}),
             2);
   EXPECT_EQ(DescriptorCount(ReturnSlabs{std::vector<SlabEntry>(7)}), 7);
+  EXPECT_EQ(DescriptorCount(ReturnSlabs{std::vector<SlabEntry>(7), 4}), 28);
+  EXPECT_EQ(
+      DescriptorCount(Descriptors{DescriptorKind::kSlabs, 0, 2, std::vector<SlabEntry>(2), 3}), 6);
   EXPECT_EQ(DescriptorCount(ReturnImage{}), 1);
 }
 

@@ -7,6 +7,7 @@
 
 #include <cerrno>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -52,6 +53,16 @@ class UniqueFd {
  private:
   int fd_ = -1;
 };
+
+// What names a slab's memory to other processes: one descriptor, or one for each GPU of its pool in
+// the order of ranks.
+using SlabDescriptors = std::vector<UniqueFd>;
+
+inline SlabDescriptors OneDescriptor(UniqueFd fd) {
+  SlabDescriptors one;
+  one.push_back(std::move(fd));
+  return one;
+}
 
 }  // namespace palimpsest
 

@@ -14,18 +14,24 @@ absl::StatusOr<std::unique_ptr<SlabDevice>> OpenCudaPool(const CudaPool& pool) {
   }
   absl::StatusOr<std::unique_ptr<CudaSlabDevice>> device =
       CudaSlabDevice::Open({.driver = *driver,
-                            .gpu = pool.gpu,
+                            .gpus = pool.gpus,
                             .slabs = pool.slabs,
                             .slab_bytes = pool.slab_bytes,
                             .generation = pool.generation});
   if (!device.ok()) return device.status();
-  const absl::StatusOr<CudaContext::MemoryInfo> memory = (*device)->context().Memory();
-  if (!memory.ok()) return memory.status();
-  Log(LogLevel::kInfo, "slabs in GPU memory",
-      {{"gpu", pool.gpu},
-       {"name", (*device)->context().name()},
-       {"total", memory->total},
-       {"free", memory->free}});
+  for (size_t rank = 0; rank < pool.gpus.size(); ++rank) {
+    const CudaContext& context = (*device)->context(rank);
+    absl::Status status = context.MakeCurrent();
+    if (!status.ok()) return status;
+    const absl::StatusOr<CudaContext::MemoryInfo> memory = context.Memory();
+    if (!memory.ok()) return memory.status();
+    Log(LogLevel::kInfo, "slabs in GPU memory",
+        {{"gpu", pool.gpus[rank]},
+         {"rank", rank},
+         {"name", context.name()},
+         {"total", memory->total},
+         {"free", memory->free}});
+  }
   return *std::move(device);
 }
 

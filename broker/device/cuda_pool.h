@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "broker/device/slab_device.h"
@@ -13,7 +14,8 @@
 namespace palimpsest {
 
 struct CudaPool {
-  int gpu = 0;
+  // In the order of ranks.
+  std::vector<int> gpus = {0};
   uint32_t slabs = 0;
   Bytes slab_bytes;
   // Of this broker process.

@@ -14,19 +14,33 @@ constexpr uint64_t kCudaMemory = 0x43554441;
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<CudaSlabDevice>> CudaSlabDevice::Open(const Options& options) {
+  const uint64_t descriptors = uint64_t{options.slabs} * options.gpus.size() * 2;
+  if (absl::Status status = ReserveDescriptors(descriptors + options.other_descriptors);
+      !status.ok()) {
+    return status;
+  }
+  if (options.gpus.empty()) return absl::InvalidArgumentError("a pool of GPU memory without GPUs");
+  std::vector<Gpu> gpus;
+  for (const int ordinal : options.gpus) {
+    absl::StatusOr<Gpu> gpu = OpenGpu(options, ordinal);
+    if (!gpu.ok()) return gpu.status();
+    gpus.push_back(*std::move(gpu));
+  }
+  return std::unique_ptr<CudaSlabDevice>(new CudaSlabDevice(options, std::move(gpus)));
+}
+
+absl::StatusOr<CudaSlabDevice::Gpu> CudaSlabDevice::OpenGpu(const Options& options, int ordinal) {
   const CudaDriver& driver = *options.driver;
-  absl::Status status = ReserveDescriptors(uint64_t{options.slabs} * 2 + options.other_descriptors);
-  if (!status.ok()) return status;
-  absl::StatusOr<CudaContextPtr> context = CudaContext::Open(driver, options.gpu);
+  absl::StatusOr<CudaContextPtr> context = CudaContext::Open(driver, ordinal);
   if (!context.ok()) return context.status();
-  if (status = (*context)->MakeCurrent(); !status.ok()) return status;
-  absl::StatusOr<Bytes> granularity = CudaAllocation::Granularity(driver, options.gpu);
+  if (absl::Status status = (*context)->MakeCurrent(); !status.ok()) return status;
+  absl::StatusOr<Bytes> granularity = CudaAllocation::Granularity(driver, ordinal);
   if (!granularity.ok()) return granularity.status();
   if (options.slabs == 0 || options.slab_bytes <= Bytes(0) ||
       options.slab_bytes.count() % granularity->count() != 0) {
     return absl::InvalidArgumentError(
         absl::StrCat("a pool of ", options.slabs, " slabs of ", options.slab_bytes.count(),
-                     " bytes; expected at least one slab of a multiple of GPU ", options.gpu, "'s ",
+                     " bytes; expected at least one slab of a multiple of GPU ", ordinal, "'s ",
                      granularity->ToString()));
   }
   absl::StatusOr<CudaContext::MemoryInfo> memory = (*context)->Memory();
@@ -34,16 +48,15 @@ absl::StatusOr<std::unique_ptr<CudaSlabDevice>> CudaSlabDevice::Open(const Optio
   const Bytes pool = options.slab_bytes * options.slabs;
   if (pool > memory->total) {
     return absl::FailedPreconditionError(
-        absl::StrCat("a pool of ", pool.ToString(), " on GPU ", options.gpu, " (",
-                     (*context)->name(), "), which has ", memory->total.ToString(),
+        absl::StrCat("a pool of ", pool.ToString(), " on GPU ", ordinal, " (", (*context)->name(),
+                     "), which has ", memory->total.ToString(),
                      ": make pool.bytes smaller, and leave room for the workers' contexts"));
   }
-  absl::StatusOr<CudaAddressRange> range = CudaAddressRange::Reserve(driver, options.gpu, pool);
+  absl::StatusOr<CudaAddressRange> range = CudaAddressRange::Reserve(driver, ordinal, pool);
   if (!range.ok()) return range.status();
   absl::StatusOr<CudaStream> stream = CudaStream::Create(*context);
   if (!stream.ok()) return stream.status();
-  return std::unique_ptr<CudaSlabDevice>(
-      new CudaSlabDevice(options, *std::move(context), *std::move(range), *std::move(stream)));
+  return Gpu{*std::move(context), *std::move(range), *std::move(stream)};
 }
 
 CudaSlabDevice::~CudaSlabDevice() {
@@ -56,46 +69,94 @@ absl::Status CudaSlabDevice::CheckId(SlabId slab) const {
       absl::StrCat("slab ", slab.ToString(), " of a pool of ", options_.slabs));
 }
 
-bool CudaSlabDevice::HasMemory(SlabId slab) const {
-  MutexLock lock(&mu_);
-  return slabs_[slab.value()].handle.valid();
+absl::Status CudaSlabDevice::CheckEmpty(SlabId slab) const {
+  absl::Status status = CheckId(slab);
+  if (!status.ok() || !HasMemory(slab)) return status;
+  return absl::AlreadyExistsError(absl::StrCat("slab ", slab.ToString(), " has memory"));
 }
 
-absl::Status CudaSlabDevice::Map(SlabId slab, const CudaAllocation& memory) {
-  absl::Status status = range_.Map(Place(slab), options_.slab_bytes, memory);
+bool CudaSlabDevice::HasMemory(SlabId slab) const {
+  MutexLock lock(&mu_);
+  return !slabs_[slab.value()].memory.empty();
+}
+
+absl::Status CudaSlabDevice::MapPiece(SlabId slab, const Gpu& gpu,
+                                      const CudaAllocation& memory) const {
+  absl::Status status = gpu.range.Map(Place(slab), options_.slab_bytes, memory);
   if (!status.ok()) return status;
-  status = range_.Open(Place(slab), options_.slab_bytes);
-  if (!status.ok()) (void)range_.Unmap(Place(slab), options_.slab_bytes);
+  status = gpu.range.Open(Place(slab), options_.slab_bytes);
+  if (!status.ok()) (void)gpu.range.Unmap(Place(slab), options_.slab_bytes);
+  return status;
+}
+
+absl::Status CudaSlabDevice::Map(SlabId slab, const Stripe& memory) {
+  for (size_t i = 0; i < gpus_.size(); ++i) {
+    const absl::Status status = MapPiece(slab, gpus_[i], memory[i]);
+    if (status.ok()) continue;
+    (void)Unmap(slab, i);
+    return status;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CudaSlabDevice::Unmap(SlabId slab, size_t count) {
+  absl::Status status;
+  for (size_t i = 0; i < count; ++i) {
+    status.Update(gpus_[i].range.Unmap(Place(slab), options_.slab_bytes));
+  }
   return status;
 }
 
 absl::Status CudaSlabDevice::Zero(SlabId first, uint32_t count) {
-  const CUdeviceptr at = range_.base() + static_cast<CUdeviceptr>(Place(first).count());
   const auto words = static_cast<size_t>((options_.slab_bytes * count).count()) / 4;
-  const CudaDriver& driver = context_->driver();
-  return driver.Check(driver.cuMemsetD32Async(at, 0, words, stream_.get()), "scrubbing slabs");
+  absl::Status status;
+  for (const Gpu& gpu : gpus_) {
+    const CUdeviceptr at = gpu.range.base() + static_cast<CUdeviceptr>(Place(first).count());
+    const CudaDriver& driver = gpu.context->driver();
+    status.Update(gpu.context->MakeCurrent());
+    if (!status.ok()) return status;
+    status =
+        driver.Check(driver.cuMemsetD32Async(at, 0, words, gpu.stream.get()), "scrubbing slabs");
+  }
+  return status;
 }
 
-void CudaSlabDevice::Install(SlabId slab, CudaAllocation handle, UniqueFd descriptor,
+absl::Status CudaSlabDevice::AwaitZeroed() {
+  absl::Status status;
+  for (const Gpu& gpu : gpus_) {
+    absl::Status done = gpu.context->MakeCurrent();
+    if (done.ok()) done = gpu.stream.Synchronize();
+    status.Update(done);
+  }
+  return status;
+}
+
+void CudaSlabDevice::Install(SlabId slab, Stripe memory, SlabDescriptors descriptors,
                              const Identity& identity) {
-  auto shared = std::make_shared<const UniqueFd>(std::move(descriptor));
+  auto shared = std::make_shared<const SlabDescriptors>(std::move(descriptors));
   MutexLock lock(&mu_);
-  slabs_[slab.value()] = Slab{std::move(handle), std::move(shared), identity};
+  slabs_[slab.value()] = Slab{std::move(memory), std::move(shared), identity};
 }
 
 absl::Status CudaSlabDevice::NewMemory(SlabId slab) {
-  absl::StatusOr<CudaAllocation> handle =
-      CudaAllocation::Create(context_->driver(), options_.gpu, options_.slab_bytes);
-  if (!handle.ok()) return handle.status();
-  absl::StatusOr<UniqueFd> descriptor = handle->Export();
-  if (!descriptor.ok()) return descriptor.status();
-  absl::Status status = Map(slab, *handle);
+  Stripe memory;
+  SlabDescriptors descriptors;
+  for (const Gpu& gpu : gpus_) {
+    absl::StatusOr<CudaAllocation> piece =
+        CudaAllocation::Create(gpu.context->driver(), gpu.context->ordinal(), options_.slab_bytes);
+    if (!piece.ok()) return piece.status();
+    absl::StatusOr<UniqueFd> descriptor = piece->Export();
+    if (!descriptor.ok()) return descriptor.status();
+    memory.push_back(*std::move(piece));
+    descriptors.push_back(*std::move(descriptor));
+  }
+  absl::Status status = Map(slab, memory);
   if (!status.ok()) return status;
   // What the driver hands out may hold what others left in it.
   status = Zero(slab, 1);
-  if (status.ok()) status = stream_.Synchronize();
+  status.Update(AwaitZeroed());
   if (!status.ok()) {
-    (void)range_.Unmap(Place(slab), options_.slab_bytes);
+    (void)Unmap(slab, gpus_.size());
     return status;
   }
   uint64_t number;
@@ -103,7 +164,7 @@ absl::Status CudaSlabDevice::NewMemory(SlabId slab) {
     MutexLock lock(&mu_);
     number = ++created_;
   }
-  Install(slab, *std::move(handle), *std::move(descriptor),
+  Install(slab, std::move(memory), std::move(descriptors),
           {kCudaMemory, uint64_t{options_.generation} << 32 | number});
   return absl::OkStatus();
 }
@@ -112,46 +173,46 @@ absl::Status CudaSlabDevice::Drop(SlabId slab) {
   Slab old;
   {
     MutexLock lock(&mu_);
-    if (!slabs_[slab.value()].handle.valid()) return absl::OkStatus();
+    if (slabs_[slab.value()].memory.empty()) return absl::OkStatus();
     old = std::exchange(slabs_[slab.value()], Slab{});
   }
-  return range_.Unmap(Place(slab), options_.slab_bytes);
+  return Unmap(slab, gpus_.size());
 }
 
 absl::Status CudaSlabDevice::Create(SlabId slab) {
-  absl::Status status = CheckId(slab);
-  if (status.ok()) status = context_->MakeCurrent();
-  if (!status.ok()) return status;
-  if (HasMemory(slab)) {
-    return absl::AlreadyExistsError(absl::StrCat("slab ", slab.ToString(), " has memory"));
-  }
-  return NewMemory(slab);
+  absl::Status status = CheckEmpty(slab);
+  return status.ok() ? NewMemory(slab) : status;
 }
 
-absl::Status CudaSlabDevice::CheckMemory(const UniqueFd&, const Identity& granted) const {
-  if (granted.device == kCudaMemory) return absl::OkStatus();
-  return absl::InvalidArgumentError("the slab was not GPU memory when it was granted");
+absl::Status CudaSlabDevice::CheckMemory(const SlabDescriptors& memory,
+                                         const Identity& granted) const {
+  if (granted.device != kCudaMemory) {
+    return absl::InvalidArgumentError("the slab was not GPU memory when it was granted");
+  }
+  if (memory.size() == gpus_.size()) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(memory.size(), " descriptors for a slab on ",
+                                                 gpus_.size(), " GPUs: was pool.gpus changed?"));
 }
 
-absl::Status CudaSlabDevice::Adopt(SlabId slab, UniqueFd memory, const Identity& granted) {
-  absl::Status status = CheckId(slab);
-  if (status.ok()) status = CheckMemory(memory, granted);
-  if (status.ok()) status = context_->MakeCurrent();
+absl::Status CudaSlabDevice::Adopt(SlabId slab, SlabDescriptors memory, const Identity& granted) {
+  absl::Status status = CheckMemory(memory, granted);
+  if (status.ok()) status = CheckEmpty(slab);
   if (!status.ok()) return status;
-  if (HasMemory(slab)) {
-    return absl::AlreadyExistsError(absl::StrCat("slab ", slab.ToString(), " has memory"));
+  Stripe imported;
+  for (size_t i = 0; i < gpus_.size(); ++i) {
+    const CudaContext& context = *gpus_[i].context;
+    absl::StatusOr<CudaAllocation> piece =
+        CudaAllocation::Import(context.driver(), context.ordinal(), memory[i]);
+    if (!piece.ok()) return piece.status();
+    imported.push_back(*std::move(piece));
   }
-  absl::StatusOr<CudaAllocation> handle =
-      CudaAllocation::Import(context_->driver(), options_.gpu, memory);
-  if (!handle.ok()) return handle.status();
-  // Refused unless the allocation has exactly the size of a slab.
-  if (status = Map(slab, *handle); !status.ok()) return status;
-  Install(slab, *std::move(handle), std::move(memory), granted);
+  // Refused unless each allocation has exactly the size of a slab.
+  if (status = Map(slab, imported); !status.ok()) return status;
+  Install(slab, std::move(imported), std::move(memory), granted);
   return absl::OkStatus();
 }
 
 absl::Status CudaSlabDevice::Scrub(absl::Span<const SlabId> slabs) {
-  if (absl::Status status = context_->MakeCurrent(); !status.ok()) return status;
   std::vector<SlabId> sorted(slabs.begin(), slabs.end());
   std::sort(sorted.begin(), sorted.end());
   for (const SlabId slab : sorted) {
@@ -160,27 +221,26 @@ absl::Status CudaSlabDevice::Scrub(absl::Span<const SlabId> slabs) {
     if (status.ok() && !HasMemory(slab)) status = NewMemory(slab);
     if (!status.ok()) return status;
   }
-  for (size_t begin = 0; begin < sorted.size();) {
+  absl::Status status;
+  for (size_t begin = 0; begin < sorted.size() && status.ok();) {
     size_t end = begin + 1;
     while (end < sorted.size() && sorted[end].value() == sorted[end - 1].value() + 1) ++end;
-    absl::Status status = Zero(sorted[begin], static_cast<uint32_t>(end - begin));
-    if (!status.ok()) return status;
+    status = Zero(sorted[begin], static_cast<uint32_t>(end - begin));
     begin = end;
   }
-  return stream_.Synchronize();
+  status.Update(AwaitZeroed());
+  return status;
 }
 
 absl::Status CudaSlabDevice::Retire(SlabId slab) {
   absl::Status status = CheckId(slab);
-  if (status.ok()) status = context_->MakeCurrent();
   if (status.ok()) status = Drop(slab);
-  if (!status.ok()) return status;
-  return NewMemory(slab);
+  return status.ok() ? NewMemory(slab) : status;
 }
 
-std::shared_ptr<const UniqueFd> CudaSlabDevice::Descriptor(SlabId slab) {
+std::shared_ptr<const SlabDescriptors> CudaSlabDevice::Descriptors(SlabId slab) {
   MutexLock lock(&mu_);
-  return slabs_[slab.value()].descriptor;
+  return slabs_[slab.value()].descriptors;
 }
 
 SlabDevice::Identity CudaSlabDevice::IdentityOf(SlabId slab) {

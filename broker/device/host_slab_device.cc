@@ -100,7 +100,7 @@ absl::StatusOr<UniqueFd> HostSlabDevice::NewMemory() {
 void HostSlabDevice::Install(SlabId slab, UniqueFd memory) {
   struct stat file = {};
   ::fstat(memory.get(), &file);
-  auto shared = std::make_shared<const UniqueFd>(std::move(memory));
+  auto shared = std::make_shared<const SlabDescriptors>(OneDescriptor(std::move(memory)));
   MutexLock lock(&mu_);
   // The old one is closed by whoever holds it last, at the latest when `shared` goes out of scope.
   std::swap(slabs_[slab.value()].memory, shared);
@@ -109,7 +109,7 @@ void HostSlabDevice::Install(SlabId slab, UniqueFd memory) {
 
 absl::Status HostSlabDevice::Create(SlabId slab) {
   if (absl::Status status = CheckId(slab); !status.ok()) return status;
-  if (Descriptor(slab) != nullptr) {
+  if (Descriptors(slab) != nullptr) {
     return absl::AlreadyExistsError(absl::StrCat("slab ", slab.ToString(), " has memory"));
   }
   absl::StatusOr<UniqueFd> memory = NewMemory();
@@ -118,9 +118,14 @@ absl::Status HostSlabDevice::Create(SlabId slab) {
   return absl::OkStatus();
 }
 
-absl::Status HostSlabDevice::CheckMemory(const UniqueFd& memory, const Identity& granted) const {
+absl::Status HostSlabDevice::CheckMemory(const SlabDescriptors& memory,
+                                         const Identity& granted) const {
+  if (memory.size() != 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(memory.size(), " descriptors for a slab of host memory, expected one"));
+  }
   struct stat file = {};
-  if (::fstat(memory.get(), &file) != 0) return ErrnoStatus("fstat of a slab");
+  if (::fstat(memory[0].get(), &file) != 0) return ErrnoStatus("fstat of a slab");
   if (Identity{file.st_dev, file.st_ino} == granted) return absl::OkStatus();
   return absl::InvalidArgumentError("the descriptor is of other memory than was granted");
 }
@@ -129,23 +134,23 @@ absl::Status HostSlabDevice::Scrub(absl::Span<const SlabId>) {
   return absl::UnimplementedError("slabs of host memory are retired");
 }
 
-absl::Status HostSlabDevice::Adopt(SlabId slab, UniqueFd memory, const Identity& granted) {
+absl::Status HostSlabDevice::Adopt(SlabId slab, SlabDescriptors memory, const Identity& granted) {
   if (absl::Status status = CheckId(slab); !status.ok()) return status;
   if (absl::Status status = CheckMemory(memory, granted); !status.ok()) return status;
-  if (Descriptor(slab) != nullptr) {
+  if (Descriptors(slab) != nullptr) {
     return absl::AlreadyExistsError(absl::StrCat("slab ", slab.ToString(), " has memory"));
   }
-  if (absl::Status status = CheckSlabFile(memory.get(), options_.slab_bytes); !status.ok()) {
+  if (absl::Status status = CheckSlabFile(memory[0].get(), options_.slab_bytes); !status.ok()) {
     return status;
   }
-  Install(slab, std::move(memory));
+  Install(slab, std::move(memory[0]));
   return absl::OkStatus();
 }
 
 absl::Status HostSlabDevice::Retire(SlabId slab) {
   if (absl::Status status = CheckId(slab); !status.ok()) return status;
-  if (const auto old = Descriptor(slab); old != nullptr) {
-    if (::ftruncate(old->get(), 0) != 0) return ErrnoStatus("cannot truncate a slab");
+  if (const auto old = Descriptors(slab); old != nullptr) {
+    if (::ftruncate(old->front().get(), 0) != 0) return ErrnoStatus("cannot truncate a slab");
     MutexLock lock(&mu_);
     slabs_[slab.value()] = {};
   }
@@ -155,7 +160,7 @@ absl::Status HostSlabDevice::Retire(SlabId slab) {
   return absl::OkStatus();
 }
 
-std::shared_ptr<const UniqueFd> HostSlabDevice::Descriptor(SlabId slab) {
+std::shared_ptr<const SlabDescriptors> HostSlabDevice::Descriptors(SlabId slab) {
   MutexLock lock(&mu_);
   return slabs_[slab.value()].memory;
 }

@@ -44,11 +44,11 @@ class HostSlabDevice : public SlabDevice {
 
   std::string name() const override { return "host"; }
   absl::Status Create(SlabId slab) override;
-  absl::Status CheckMemory(const UniqueFd& memory, const Identity& granted) const override;
-  absl::Status Adopt(SlabId slab, UniqueFd memory, const Identity& granted) override;
+  absl::Status CheckMemory(const SlabDescriptors& memory, const Identity& granted) const override;
+  absl::Status Adopt(SlabId slab, SlabDescriptors memory, const Identity& granted) override;
   absl::Status Scrub(absl::Span<const SlabId> slabs) override;
   absl::Status Retire(SlabId slab) override;
-  std::shared_ptr<const UniqueFd> Descriptor(SlabId slab) override;
+  std::shared_ptr<const SlabDescriptors> Descriptors(SlabId slab) override;
   Identity IdentityOf(SlabId slab) override;
 
   // Best kind of pages that new slabs get.
@@ -58,7 +58,7 @@ class HostSlabDevice : public SlabDevice {
 
  private:
   struct Slab {
-    std::shared_ptr<const UniqueFd> memory;
+    std::shared_ptr<const SlabDescriptors> memory;  // one
     Identity identity;
   };
 

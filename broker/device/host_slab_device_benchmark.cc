@@ -29,7 +29,7 @@ void BM_RetireAndMap(benchmark::State& state) {
         for (uint32_t i = t; i < kSlabs; i += threads) {
           if (!device->Retire(SlabId(i)).ok()) std::abort();
           if (!range
-                   .Map(kSlab * i, kSlab, device->Descriptor(SlabId(i))->get(),
+                   .Map(kSlab * i, kSlab, device->Descriptors(SlabId(i))->front().get(),
                         MapAccess::kReadWrite, MapPopulate::kYes)
                    .ok()) {
             std::abort();

@@ -33,7 +33,7 @@ std::unique_ptr<HostSlabDevice> Open(uint32_t slabs = 4) {
 
 Mapping MapSlab(HostSlabDevice& device, SlabId slab) {
   absl::StatusOr<Mapping> mapping =
-      Mapping::Map(device.Descriptor(slab)->get(), kSlab, MapAccess::kReadWrite);
+      Mapping::Map(device.Descriptors(slab)->front().get(), kSlab, MapAccess::kReadWrite);
   EXPECT_TRUE(mapping.ok()) << mapping.status();
   return *std::move(mapping);
 }
@@ -51,10 +51,10 @@ SlabDevice::Identity Fstat(int fd) {
 
 TEST(HostSlabDevice, FreshSlabIsZeroedCommittedAndSealed) {
   auto device = Open();
-  EXPECT_EQ(device->Descriptor(SlabId(1)), nullptr);
+  EXPECT_EQ(device->Descriptors(SlabId(1)), nullptr);
   EXPECT_EQ(device->IdentityOf(SlabId(1)), SlabDevice::Identity());
   ASSERT_TRUE(device->Create(SlabId(1)).ok());
-  const int fd = device->Descriptor(SlabId(1))->get();
+  const int fd = device->Descriptors(SlabId(1))->front().get();
   struct stat file;
   ASSERT_EQ(::fstat(fd, &file), 0);
   EXPECT_EQ(file.st_size, kSlab.count());
@@ -74,8 +74,9 @@ TEST(HostSlabDevice, EveryKindOfPagesWorks) {
         HostSlabDevice::Open({.slabs = 1, .slab_bytes = MiB(4), .pages = pages});
     ASSERT_TRUE(device.ok()) << device.status();
     ASSERT_TRUE((*device)->Create(SlabId(0)).ok());
-    absl::StatusOr<Mapping> mapping = Mapping::Map((*device)->Descriptor(SlabId(0))->get(), MiB(4),
-                                                   MapAccess::kReadWrite, MapPopulate::kYes);
+    absl::StatusOr<Mapping> mapping =
+        Mapping::Map((*device)->Descriptors(SlabId(0))->front().get(), MiB(4),
+                     MapAccess::kReadWrite, MapPopulate::kYes);
     ASSERT_TRUE(mapping.ok()) << mapping.status();
     EXPECT_TRUE(AllZero(*mapping));
     std::memset(mapping->data(), 1, mapping->size());
@@ -87,7 +88,7 @@ TEST(HostSlabDevice, EveryKindOfPagesWorks) {
 TEST(HostSlabDevice, RetireGivesOtherMemoryThatIsZero) {
   auto device = Open();
   ASSERT_TRUE(device->Create(SlabId(0)).ok());
-  const auto old = device->Descriptor(SlabId(0));
+  const auto old = device->Descriptors(SlabId(0));
   const SlabDevice::Identity old_identity = device->IdentityOf(SlabId(0));
   {
     const Mapping mapping = MapSlab(*device, SlabId(0));
@@ -95,13 +96,13 @@ TEST(HostSlabDevice, RetireGivesOtherMemoryThatIsZero) {
   }
   ASSERT_TRUE(device->Retire(SlabId(0)).ok());
   EXPECT_NE(device->IdentityOf(SlabId(0)), old_identity);
-  EXPECT_NE(device->Descriptor(SlabId(0))->get(), old->get());
+  EXPECT_NE(device->Descriptors(SlabId(0))->front().get(), old->front().get());
   EXPECT_TRUE(AllZero(MapSlab(*device, SlabId(0))));
   struct stat file;
-  ASSERT_EQ(::fstat(old->get(), &file), 0);
+  ASSERT_EQ(::fstat(old->front().get(), &file), 0);
   EXPECT_EQ(file.st_size, 0);
   EXPECT_EQ(file.st_blocks, 0);
-  EXPECT_NE(::ftruncate(old->get(), kSlab.count()), 0);
+  EXPECT_NE(::ftruncate(old->front().get(), kSlab.count()), 0);
 }
 
 TEST(HostSlabDevice, StaleAccessDiesBySigbusAndSeesNothing) {
@@ -113,7 +114,7 @@ TEST(HostSlabDevice, StaleAccessDiesBySigbusAndSeesNothing) {
   const pid_t liar = ::fork();
   if (liar == 0) {
     ::signal(SIGBUS, SIG_DFL);  // a sanitizer may have installed its own
-    const int fd = device->Descriptor(SlabId(0))->get();
+    const int fd = device->Descriptors(SlabId(0))->front().get();
     void* data = ::mmap(nullptr, kSlab.count(), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (data == MAP_FAILED) ::_exit(1);
     volatile char* memory = static_cast<volatile char*>(data);
@@ -158,12 +159,12 @@ TEST(HostSlabDevice, ReturnedSlabIsAdoptedWithItsContent) {
   ASSERT_TRUE(old_broker->Create(SlabId(2)).ok());
   std::memset(MapSlab(*old_broker, SlabId(2)).data(), 7, 100);
   const SlabDevice::Identity identity = old_broker->IdentityOf(SlabId(2));
-  absl::StatusOr<UniqueFd> kept = old_broker->Descriptor(SlabId(2))->Duplicate();
+  absl::StatusOr<UniqueFd> kept = old_broker->Descriptors(SlabId(2))->front().Duplicate();
   ASSERT_TRUE(kept.ok());
   old_broker.reset();
 
   auto device = Open();
-  ASSERT_TRUE(device->Adopt(SlabId(2), *std::move(kept), identity).ok());
+  ASSERT_TRUE(device->Adopt(SlabId(2), OneDescriptor(*std::move(kept)), identity).ok());
   EXPECT_EQ(device->IdentityOf(SlabId(2)), identity);
   EXPECT_EQ(MapSlab(*device, SlabId(2)).data()[99], std::byte{7});
   EXPECT_TRUE(absl::IsAlreadyExists(device->Create(SlabId(2))));
@@ -182,9 +183,9 @@ TEST(HostSlabDevice, ReturnedDescriptorsThatAreNoSlabsAreRefused) {
   auto device = Open();
   const auto refusal = [&](UniqueFd fd) {
     const SlabDevice::Identity identity = Fstat(fd.get());
-    const absl::Status status = device->Adopt(SlabId(0), std::move(fd), identity);
+    const absl::Status status = device->Adopt(SlabId(0), OneDescriptor(std::move(fd)), identity);
     EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
-    EXPECT_EQ(device->Descriptor(SlabId(0)), nullptr);
+    EXPECT_EQ(device->Descriptors(SlabId(0)), nullptr);
     return std::string(status.message());
   };
   constexpr int kSeals = F_SEAL_GROW | F_SEAL_SEAL;
@@ -204,9 +205,12 @@ TEST(HostSlabDevice, OtherMemoryThanWasGrantedIsRefused) {
   auto device = Open();
   constexpr int kSeals = F_SEAL_GROW | F_SEAL_SEAL;
   const UniqueFd granted = Memfd(kSlab, kSeals);
-  const absl::Status status = device->Adopt(SlabId(0), Memfd(kSlab, kSeals), Fstat(granted.get()));
+  const SlabDevice::Identity identity = Fstat(granted.get());
+  absl::Status status = device->Adopt(SlabId(0), OneDescriptor(Memfd(kSlab, kSeals)), identity);
   EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
   EXPECT_THAT(std::string(status.message()), HasSubstr("other memory"));
+  status = device->Adopt(SlabId(0), {}, identity);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("0 descriptors"));
 }
 
 TEST(HostSlabDevice, IdsOutsideThePoolAndOddSizesAreRefused) {
@@ -220,7 +224,7 @@ TEST(HostSlabDevice, IdsOutsideThePoolAndOddSizesAreRefused) {
 TEST(HostSlabDevice, RetireWithoutDescriptorsLeavesNoMemoryAndCanBeRepeated) {
   auto device = Open();
   ASSERT_TRUE(device->Create(SlabId(0)).ok());
-  const auto shared = device->Descriptor(SlabId(0));  // keeps its number taken
+  const auto shared = device->Descriptors(SlabId(0));  // keeps its number taken
   rlimit limit;
   ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &limit), 0);
   const UniqueFd next(::open("/dev/null", O_RDONLY | O_CLOEXEC));
@@ -228,9 +232,9 @@ TEST(HostSlabDevice, RetireWithoutDescriptorsLeavesNoMemoryAndCanBeRepeated) {
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &none_left), 0);
   EXPECT_FALSE(device->Retire(SlabId(0)).ok());
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &limit), 0);
-  EXPECT_EQ(device->Descriptor(SlabId(0)), nullptr);
+  EXPECT_EQ(device->Descriptors(SlabId(0)), nullptr);
   EXPECT_TRUE(device->Retire(SlabId(0)).ok());
-  EXPECT_NE(device->Descriptor(SlabId(0)), nullptr);
+  EXPECT_NE(device->Descriptors(SlabId(0)), nullptr);
 }
 
 TEST(ReserveDescriptors, SaysWhatIsMissing) {

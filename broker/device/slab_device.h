@@ -1,15 +1,16 @@
 // What a slab physically is. One implementation per back-end of tier 0; the ledger, the journal and
 // the sessions know slabs by id alone.
 //
-// A slab's memory is named by a file descriptor that workers map. The device owns the original;
-// shares of it may be held while a hand-over is under way, and workers hold duplicates.
+// A slab's memory is named by file descriptors that workers map: by one, or by one for each of its
+// pieces where the pool lies on several GPUs. The device owns the originals; shares of them may be
+// held while a hand-over is under way, and workers hold duplicates.
 //
 // A slab that comes back is cleaned in one of two ways. Retire replaces its memory, so that what a
 // worker may still have is not the slab any more. Scrub zeroes it and keeps it: faster, and safe
 // only if workers that said they unmapped it, did.
 //
 // Threads: thread-safe for different slabs; calls about one slab are serialised by the caller,
-// except Descriptor, IdentityOf and MemoryId, which may come at any time. Create, Scrub and Retire
+// except Descriptors, IdentityOf and MemoryId, which may come at any time. Create, Scrub and Retire
 // touch all of the memory and may take a millisecond; the others do not block.
 //
 // Order for each slab: Create or Adopt, then any number of Scrub and Retire.
@@ -43,18 +44,22 @@ class SlabDevice {
   // "host", "cuda".
   virtual std::string name() const = 0;
 
+  // Descriptors of a slab.
+  virtual size_t pieces() const { return 1; }
+
   // Gives the slab fresh, zeroed memory, charged to this process. ResourceExhausted when there is
   // none.
   virtual absl::Status Create(SlabId slab) = 0;
 
-  // InvalidArgument if the descriptor is of other memory than was granted, as far as it can be
-  // told.
-  virtual absl::Status CheckMemory(const UniqueFd& memory, const Identity& granted) const = 0;
+  // InvalidArgument if the descriptors are of other memory than was granted, or of more or fewer
+  // pieces, as far as it can be told.
+  virtual absl::Status CheckMemory(const SlabDescriptors& memory,
+                                   const Identity& granted) const = 0;
 
   // Takes memory that an earlier broker process created, granted under that identity, and a worker
   // kept: CheckMemory, and that it is a slab of this pool (kind, size, access and seals).
   // InvalidArgument says what is wrong with it; AlreadyExists when the slab has memory.
-  virtual absl::Status Adopt(SlabId slab, UniqueFd memory, const Identity& granted) = 0;
+  virtual absl::Status Adopt(SlabId slab, SlabDescriptors memory, const Identity& granted) = 0;
 
   // Zeroes slabs in place; a slab without memory gets some. On error all may hold anything, and
   // Scrub may be tried again. Unimplemented where slabs are always retired.
@@ -66,7 +71,7 @@ class SlabDevice {
   virtual absl::Status Retire(SlabId slab) = 0;
 
   // To hand to a worker; null while the slab has no memory.
-  virtual std::shared_ptr<const UniqueFd> Descriptor(SlabId slab) = 0;
+  virtual std::shared_ptr<const SlabDescriptors> Descriptors(SlabId slab) = 0;
 
   virtual Identity IdentityOf(SlabId slab) = 0;
 

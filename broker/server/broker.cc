@@ -359,7 +359,7 @@ void Broker::Disconnect(const std::shared_ptr<Session>& session,
 }
 
 absl::Status Broker::ReturnSlab(const DescriptorPeer& peer, const SlabEntry& entry,
-                                UniqueFd memory) {
+                                SlabDescriptors memory) {
   const auto refuse = [&entry](absl::string_view why) {
     return absl::PermissionDeniedError(
         absl::StrCat("slab ", entry.slab_id.ToString(), " is not taken back: ", why));

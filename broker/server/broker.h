@@ -142,7 +142,7 @@ class Broker : public DescriptorDelegate {
 
   // DescriptorDelegate:
   absl::Status ReturnSlab(const DescriptorPeer& peer, const SlabEntry& entry,
-                          UniqueFd memory) override;
+                          SlabDescriptors memory) override;
   absl::Status ReturnImage(const DescriptorPeer& peer, const std::string& fingerprint,
                            UniqueFd image) override;
   void ConnectionClosed(const DescriptorPeer& peer) override;

@@ -171,7 +171,7 @@ void Broker::Do(const Work& work, const ArbiterAction& action) {
 
 void Broker::Perform(const Work& work, const SendGrant& grant) {
   if (work.stream == nullptr) return;
-  HandOver what{DescriptorKind::kSlabs, {}, {}};
+  HandOver what{DescriptorKind::kSlabs, {}, {}, static_cast<uint8_t>(parts_.device.pieces())};
   v1::BrokerMessage message;
   v1::Grant& out = *message.mutable_grant();
   out.set_grant_id(grant.grant.value());
@@ -186,7 +186,11 @@ void Broker::Perform(const Work& work, const SendGrant& grant) {
       granted.set_memory_id(parts_.device.MemoryId(slab.slab));
     }
     what.entries.push_back(SlabEntry{slab.slab, slab.epoch});
-    what.descriptors.push_back(parts_.device.Descriptor(slab.slab));
+    // There is some: a slab without memory is not granted.
+    const std::shared_ptr<const SlabDescriptors> memory = parts_.device.Descriptors(slab.slab);
+    for (const UniqueFd& piece : *memory) {
+      what.descriptors.push_back(std::shared_ptr<const UniqueFd>(memory, &piece));
+    }
   }
   const Token token =
       parts_.hand_overs.Offer(work.stream->connection(), std::move(what), options_.token_lifetime);

@@ -21,6 +21,7 @@
 #include "common/grpc_keepalive.h"
 #include "common/grpc_time.h"
 #include "common/log.h"
+#include "worker/model/manifest.h"
 
 namespace palimpsest {
 namespace {
@@ -55,6 +56,12 @@ WeightFormat FormatOf(const BrokerConfig& config) {
                                                         : WeightFormat::kCpuPanels;
 }
 
+// Every model of a pool runs on all of its GPUs.
+int32_t RanksOf(const BrokerConfig& config) {
+  return config.backend == BrokerConfig::Backend::kCuda ? static_cast<int32_t>(config.gpus.size())
+                                                        : 1;
+}
+
 std::set<std::string> ImagesOfLiveSessions(const JournalState& state) {
   std::set<std::string> fingerprints;
   for (const auto& [id, session] : state.sessions) {
@@ -73,7 +80,8 @@ absl::StatusOr<PoolPlan> PlanPool(const BrokerConfig& config) {
   // By folder and seed, which tell images apart here.
   std::map<std::pair<std::string, std::optional<uint64_t>>, Bytes> images;
   for (const BrokerTenant& tenant : config.tenants) {
-    const auto manifest = PlanImage(tenant.model, config.slab_bytes, FormatOf(config));
+    const auto manifest =
+        PlanImage(tenant.model, config.slab_bytes, FormatOf(config), RanksOf(config));
     if (!manifest.ok()) {
       return absl::Status(manifest.status().code(),
                           absl::StrCat("tenant ", tenant.name, ": ", manifest.status().message()));
@@ -96,7 +104,7 @@ absl::StatusOr<PoolPlan> PlanPool(const BrokerConfig& config) {
     demand.image_slabs = static_cast<uint32_t>(image / config.slab_bytes);
     plan.tenants.push_back(demand.config);
     plan.image_slabs.push_back(demand.image_slabs);
-    images[{tenant.model.folder, tenant.model.dummy_seed}] = image;
+    images[{tenant.model.folder, tenant.model.dummy_seed}] = WholeImageBytes(*manifest);
     demands.push_back(std::move(demand));
   }
   for (const auto& [source, bytes] : images) plan.image_bytes += bytes;
@@ -155,7 +163,7 @@ Bytes BrokerServer::MissingMemory(const PoolPlan& plan, const std::set<std::stri
     const auto image = recovered.images.find(fingerprint);
     v1::ImageManifest manifest;
     if (image != recovered.images.end() && manifest.ParseFromString(image->second.manifest())) {
-      missing -= std::min(missing, Bytes(static_cast<int64_t>(manifest.image_bytes())));
+      missing -= std::min(missing, WholeImageBytes(manifest));
     }
   }
   const int64_t held = static_cast<int64_t>(recovered.slabs.size());
@@ -165,7 +173,7 @@ Bytes BrokerServer::MissingMemory(const PoolPlan& plan, const std::set<std::stri
 
 absl::StatusOr<bool> BrokerServer::OpenDevice(const CudaPoolFactory& cuda) {
   if (config_.backend == BrokerConfig::Backend::kCuda) {
-    auto device = cuda(CudaPool{.gpu = config_.gpus[0],
+    auto device = cuda(CudaPool{.gpus = config_.gpus,
                                 .slabs = config_.policy.pool_slabs,
                                 .slab_bytes = config_.slab_bytes,
                                 .generation = journal_->generation()});
@@ -205,6 +213,7 @@ absl::Status BrokerServer::OpenState(const PoolPlan& plan,
                                .expected = expected,
                                .adoption_grace = config_.policy.reattach_grace / 2};
   images.format = FormatOf(config_);
+  images.ranks = RanksOf(config_);
   for (const BrokerTenant& tenant : config_.tenants) images.models.push_back(tenant.model);
   images_ = std::make_unique<ImageManager>(std::move(images), *journal_, broker_metrics_);
   Broker::Options options{.arbiter = config_.policy,

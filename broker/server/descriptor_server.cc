@@ -1,6 +1,7 @@
 #include "broker/server/descriptor_server.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -280,9 +281,10 @@ absl::Status DescriptorServer::Answer(const DescriptorPeer& peer, Connection& co
   }
   if (const auto* slabs = std::get_if<ReturnSlabs>(&request.packet)) {
     stats_.descriptors_returned.fetch_add(request.descriptors.size());
-    for (size_t i = 0; i < slabs->entries.size(); ++i) {
-      const absl::Status returned =
-          delegate_.ReturnSlab(peer, slabs->entries[i], std::move(request.descriptors[i]));
+    auto next = std::make_move_iterator(request.descriptors.begin());
+    for (const SlabEntry& entry : slabs->entries) {
+      const auto first = std::exchange(next, next + slabs->pieces);
+      const absl::Status returned = delegate_.ReturnSlab(peer, entry, SlabDescriptors(first, next));
       if (!returned.ok()) return returned;
     }
     return connection.channel.Send(Accepted{}, {}, options_.send_timeout);
@@ -299,23 +301,24 @@ absl::Status DescriptorServer::Answer(const DescriptorPeer& peer, Connection& co
 }
 
 absl::Status DescriptorServer::SendHandOver(Connection& connection, const HandOver& what) {
-  const auto total = static_cast<uint32_t>(what.descriptors.size());
+  const auto total = static_cast<uint32_t>(what.descriptors.size() / what.pieces);
+  const auto most = static_cast<uint32_t>(MaxPacketEntries(what.pieces));
   for (uint32_t first = 0; first < total;) {
-    const uint32_t count = std::min<uint32_t>(total - first, kMaxPacketDescriptors);
-    Descriptors packet{what.kind, 0, 1, {}};
+    const uint32_t count = std::min(total - first, most);
+    Descriptors packet{what.kind, 0, 1, {}, what.pieces};
     if (what.kind == DescriptorKind::kSlabs) {
       packet.first = first;
       packet.total = total;
       packet.entries.assign(what.entries.begin() + first, what.entries.begin() + first + count);
     }
     std::vector<int> descriptors;
-    for (uint32_t i = first; i < first + count; ++i) {
+    for (uint32_t i = first * what.pieces; i < (first + count) * what.pieces; ++i) {
       descriptors.push_back(what.descriptors[i]->get());
     }
     const absl::Status sent = connection.channel.Send(packet, descriptors, options_.send_timeout);
     // Half an answer cannot be taken back: the worker must start over on a new connection.
     if (!sent.ok()) return absl::UnavailableError(sent.message());
-    stats_.descriptors_sent.fetch_add(count);
+    stats_.descriptors_sent.fetch_add(descriptors.size());
     first += count;
   }
   return absl::OkStatus();

@@ -63,7 +63,7 @@ class DescriptorDelegate {
   // A worker returns a slab of an earlier broker process, or of this one after only the connection
   // broke. OK if it is that slab's memory; the reason otherwise.
   virtual absl::Status ReturnSlab(const DescriptorPeer& peer, const SlabEntry& entry,
-                                  UniqueFd memory) = 0;
+                                  SlabDescriptors memory) = 0;
   virtual absl::Status ReturnImage(const DescriptorPeer& peer, const std::string& fingerprint,
                                    UniqueFd image) = 0;
   // The connection is closed. Called once for each peer, whether or not it opened a session.

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -48,7 +49,9 @@ int OpenDescriptors() {
 // Takes nothing back, and counts.
 class Refuser : public DescriptorDelegate {
  public:
-  absl::Status ReturnSlab(const DescriptorPeer&, const SlabEntry&, UniqueFd) override {
+  absl::Status ReturnSlab(const DescriptorPeer&, const SlabEntry&,
+                          SlabDescriptors memory) override {
+    pieces = memory.size();
     return absl::PermissionDeniedError("not taken back");
   }
   absl::Status ReturnImage(const DescriptorPeer&, const std::string&, UniqueFd) override {
@@ -57,6 +60,7 @@ class Refuser : public DescriptorDelegate {
   void ConnectionClosed(const DescriptorPeer&) override { closed.fetch_add(1); }
 
   std::atomic<int> closed{0};
+  std::atomic<size_t> pieces{0};  // of the last slab
 };
 
 class DescriptorServerTest : public ::testing::Test {
@@ -251,6 +255,46 @@ TEST_F(DescriptorServerTest, AClosedConnectionTakesItsNonceAndItsOffersAlong) {
   EXPECT_EQ(memory.use_count(), 1);
   EXPECT_TRUE(
       absl::IsUnauthenticated(server_->RedeemNonce(nonce_of_other.nonce.ToBytes()).status()));
+}
+
+TEST_F(DescriptorServerTest, PiecesOfASlabTravelTogetherInBothDirections) {
+  Start();
+  auto [channel, welcome] = Welcomed("alpha");
+  const auto peer = server_->RedeemNonce(welcome.nonce.ToBytes());
+  ASSERT_TRUE(peer.ok());
+  constexpr uint8_t kPieces = 3;
+  constexpr uint32_t kSlabs = 100;
+  HandOver offer{DescriptorKind::kSlabs, {}, {}, kPieces};
+  for (uint32_t i = 0; i < kSlabs; ++i) {
+    offer.entries.push_back(SlabEntry{SlabId(i), Epoch(1)});
+    for (uint8_t piece = 0; piece < kPieces; ++piece) {
+      const int memory = memfd_create("slab", MFD_CLOEXEC);
+      ASSERT_EQ(ftruncate(memory, i * kPieces + piece), 0);  // its size says which it is
+      offer.descriptors.push_back(std::make_shared<const UniqueFd>(memory));
+    }
+  }
+  const Token token = hand_overs_.Offer(peer->connection, std::move(offer), kPatience);
+  ASSERT_TRUE(channel.Send(Fetch{token}, {}, kPatience).ok());
+  uint32_t next = 0;
+  while (next < kSlabs * kPieces) {
+    std::vector<UniqueFd> some;
+    const auto packet = channel.ReceiveA<Descriptors>(kPatience, &some);
+    ASSERT_TRUE(packet.ok()) << packet.status();
+    EXPECT_EQ(packet->pieces, kPieces);
+    EXPECT_EQ(packet->first * kPieces, next);
+    ASSERT_EQ(some.size(), packet->entries.size() * kPieces);
+    for (const UniqueFd& fd : some) {
+      struct stat file;
+      ASSERT_EQ(fstat(fd.get(), &file), 0);
+      EXPECT_EQ(file.st_size, next++);
+    }
+  }
+  const UniqueFd piece(memfd_create("slab", MFD_CLOEXEC));
+  const std::vector<int> six(6, piece.get());
+  const std::vector<SlabEntry> two(2);
+  ASSERT_TRUE(channel.Send(ReturnSlabs{two, kPieces}, six, kPatience).ok());
+  EXPECT_FALSE(channel.ReceiveA<Accepted>(kPatience).ok());  // as the delegate says
+  EXPECT_EQ(delegate_.pieces, kPieces);
 }
 
 TEST_F(DescriptorServerTest, WhoReadsNoDescriptorsHurtsOnlyItself) {

@@ -33,9 +33,10 @@ using ConnectionId = StrongInt<struct ConnectionIdTag, uint64_t>;
 
 struct HandOver {
   DescriptorKind kind = DescriptorKind::kSlabs;
-  // kSlabs: one per descriptor. kImage: empty, one descriptor.
+  // kSlabs: each has `pieces` descriptors, in order. kImage: empty, one descriptor.
   std::vector<SlabEntry> entries;
   std::vector<std::shared_ptr<const UniqueFd>> descriptors;
+  uint8_t pieces = 1;
 };
 
 class HandOverTable {

@@ -16,6 +16,7 @@
 #include "worker/model/image_layout.h"
 #include "worker/model/manifest.h"
 #include "worker/model/model_config.h"
+#include "worker/model/tensor_parallel.h"
 
 namespace palimpsest {
 namespace {
@@ -53,8 +54,10 @@ std::vector<ParameterStage> StagesOf(const v1::ImageManifest& manifest) {
 }  // namespace
 
 absl::StatusOr<v1::ImageManifest> PlanImage(const TenantModel& model, Bytes slab_bytes,
-                                            WeightFormat format) {
-  const absl::StatusOr<ModelConfig> config = ReadModelConfig(model.folder);
+                                            WeightFormat format, int32_t ranks) {
+  const absl::StatusOr<ModelConfig> whole = ReadModelConfig(model.folder);
+  if (!whole.ok()) return whole.status();
+  const absl::StatusOr<ModelConfig> config = RankConfig(*whole, ranks);
   if (!config.ok()) return config.status();
   const absl::StatusOr<ImageLayout> layout = LayOutImage(*config, slab_bytes, format);
   if (!layout.ok()) return layout.status();
@@ -167,6 +170,7 @@ absl::StatusOr<std::shared_ptr<const SealedImage>> ImageManager::Make(TenantId t
         model.folder,
         PackingSpec{.packing_version = kPackingVersion,
                     .format = options_.format,
+                    .ranks = options_.ranks,
                     .dummy_seed = model.dummy_seed},
         [&job](Bytes done, Bytes total) { job.Progress("fingerprint", done, total); });
     if (!fingerprint.ok()) return fingerprint.status();
@@ -209,7 +213,8 @@ std::shared_ptr<const ImageManager::Image> ImageManager::AwaitAdoption(
 
 absl::StatusOr<std::shared_ptr<const ImageManager::Image>> ImageManager::PackOnce(
     const TenantModel& model, const std::string& fingerprint, ImageJob& job) {
-  absl::StatusOr<v1::ImageManifest> plan = PlanImage(model, options_.slab_bytes, options_.format);
+  absl::StatusOr<v1::ImageManifest> plan =
+      PlanImage(model, options_.slab_bytes, options_.format, options_.ranks);
   if (!plan.ok()) return plan.status();
   const absl::Time start = MonotonicNow();
   absl::StatusOr<UniqueFd> memory = RunPacker(
@@ -243,7 +248,8 @@ absl::StatusOr<std::shared_ptr<const ImageManager::Image>> ImageManager::PackOnc
   if (absl::Status status = journal_.Append({record}); !status.ok()) return status;
   Log(LogLevel::kInfo, "parameter image packed",
       {{"model", model.folder},
-       {"bytes", (*image)->manifest.image_bytes()},
+       {"bytes", WholeImageBytes((*image)->manifest)},
+       {"ranks", options_.ranks},
        {"seconds", MonotonicNow() - start}});
   return image;
 }
@@ -251,7 +257,7 @@ absl::StatusOr<std::shared_ptr<const ImageManager::Image>> ImageManager::PackOnc
 absl::StatusOr<std::shared_ptr<const ImageManager::Image>> ImageManager::Complete(
     const std::string& fingerprint, v1::ImageManifest manifest, UniqueFd memory, ImageJob* job) {
   const absl::Time start = MonotonicNow();
-  const Bytes size(static_cast<int64_t>(manifest.image_bytes()));
+  const Bytes size = WholeImageBytes(manifest);
   absl::StatusOr<Mapping> mapping = Mapping::Map(memory.get(), size, MapAccess::kRead);
   if (!mapping.ok()) return mapping.status();
   // Restores read it at once then, and workers map it at once.
@@ -290,7 +296,7 @@ absl::Status ImageManager::Adopt(const journal::Image& recorded, UniqueFd image)
     MutexLock lock(&mu_);
     if (images_.contains(recorded.fingerprint())) return absl::OkStatus();
   }
-  const Bytes size(static_cast<int64_t>(manifest.image_bytes()));
+  const Bytes size = WholeImageBytes(manifest);
   if (absl::Status status = CheckSealed(image.get(), size); !status.ok()) return status;
   const auto sums = manifest.slab_checksums();
   absl::StatusOr<std::shared_ptr<const Image>> complete =

@@ -49,7 +49,8 @@ struct TenantModel {
 
 // What a model needs, from its config.json alone: the manifest without fingerprint and checksums.
 absl::StatusOr<v1::ImageManifest> PlanImage(const TenantModel& model, Bytes slab_bytes,
-                                            WeightFormat format = WeightFormat::kCpuPanels);
+                                            WeightFormat format = WeightFormat::kCpuPanels,
+                                            int32_t ranks = 1);
 
 // The preparation of one tenant's image, as those who wait for it see it. Thread-safe.
 class ImageJob {
@@ -85,6 +86,8 @@ class ImageManager {
     std::vector<TenantModel> models;
     Bytes slab_bytes;
     WeightFormat format = WeightFormat::kCpuPanels;
+    // GPUs that every model is cut for.
+    int32_t ranks = 1;
     // Path of the packer's executable.
     std::string packer;
     absl::Duration pack_deadline = absl::Minutes(30);

@@ -17,6 +17,7 @@
 #include "absl/strings/strip.h"
 #include "common/monotonic_time.h"
 #include "common/process.h"
+#include "worker/model/manifest.h"
 
 namespace palimpsest {
 namespace {
@@ -172,6 +173,8 @@ absl::StatusOr<UniqueFd> RunPacker(const PackerRun& run, const ImageProgressFn& 
                   absl::StrCat(run.expected.max_sequence_tokens()),
                   "--format",
                   run.expected.weight_format(),
+                  "--ranks",
+                  absl::StrCat(run.expected.ranks()),
                   "--output-fd",
                   "3",
                   "--manifest-fd",
@@ -191,7 +194,7 @@ absl::StatusOr<UniqueFd> RunPacker(const PackerRun& run, const ImageProgressFn& 
   absl::Status status = Listen(*packer, readers, run, cancelled, said);
   if (status.ok()) status = CheckMade(said, run.expected);
   if (!status.ok()) return status;
-  return Seal(std::move(memory), Bytes(static_cast<int64_t>(run.expected.image_bytes())));
+  return Seal(std::move(memory), WholeImageBytes(run.expected));
 }
 
 absl::Status CheckSealed(int fd, Bytes size) {

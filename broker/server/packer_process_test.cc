@@ -30,7 +30,9 @@ class RunPackerTest : public ::testing::Test {
     run_.packer = folder_ + "/packer";
     run_.model_folder = folder_;
     run_.deadline = absl::Seconds(20);
-    run_.expected.set_image_bytes(8192);
+    // Two ranks of one slab each.
+    run_.expected.set_image_bytes(4096);
+    run_.expected.set_ranks(2);
     run_.expected.set_slab_bytes(4096);
     Save("manifest", run_.expected.SerializeAsString());
   }
@@ -91,7 +93,7 @@ TEST_F(RunPackerTest, AKilledPackerIsAFailure) {
 
 TEST_F(RunPackerTest, AManifestThatLiesIsRefused) {
   v1::ImageManifest lie = run_.expected;
-  lie.set_image_bytes(4096);
+  lie.set_ranks(1);
   Save("manifest", lie.SerializeAsString());
   EXPECT_EQ(Run(kGood).status().code(), absl::StatusCode::kDataLoss);
 }

@@ -33,8 +33,9 @@ absl::StatusOr<std::unique_ptr<MemoryCopy>> MemoryCopy::Create(int slabs) {
     for (int i = 0; i < slabs; ++i, ++slab) {
       absl::Status status = copy->device_->Create(SlabId(slab));
       if (status.ok()) {
-        status = range->Map(kSlab * i, kSlab, copy->device_->Descriptor(SlabId(slab))->get(),
-                            MapAccess::kReadWrite, MapPopulate::kYes);
+        status =
+            range->Map(kSlab * i, kSlab, copy->device_->Descriptors(SlabId(slab))->front().get(),
+                       MapAccess::kReadWrite, MapPopulate::kYes);
       }
       if (!status.ok()) return status;
     }

@@ -40,8 +40,8 @@ class GpuWorker {
       auto answer = AwaitThat([&] { return kv_.size() == number; });
       return answer.ok() ? absl::StrCat(absl::ToUnixMicros(MonotonicNow())) : answer;
     }
-    if (command == "fill") return Fill(number);
-    if (command == "holds") return Holds(number);
+    if (command == "fill") return OnEach([&] { return Fill(number); });
+    if (command == "holds") return OnEach([&] { return Holds(number); });
     if (command == "release") {
       const absl::Time start = MonotonicNow();
       client_->SetKvTarget(0, 0);
@@ -53,24 +53,31 @@ class GpuWorker {
       client_->RequestActivation(ActivationReason::kRequest);
       return AwaitThat([&] { return client_->Mapped().parameters == client_->Mapped().image; });
     }
-    if (command == "parameters") return Parameters();
-    if (command == "workspace") return Workspace();
+    if (command == "parameters") return OnEach([this] { return Parameters(); });
+    if (command == "workspace") return OnEach([this] { return Workspace(); });
     if (command == "reattached") return AwaitThat([&] { return reattached_; });
     return absl::UnimplementedError(command);
   }
 
  private:
   absl::StatusOr<std::string> Connect(const Words& words) {
-    if (words.size() != 5) return absl::InvalidArgumentError("connect needs four words");
+    if (words.size() != 6) return absl::InvalidArgumentError("connect needs five words");
+    std::vector<int> gpus;
+    for (absl::string_view number : absl::StrSplit(words[5], ',')) {
+      if (!absl::SimpleAtoi(number, &gpus.emplace_back()))
+        return absl::InvalidArgumentError(number);
+    }
     const auto driver = CudaDriver::Load();
     if (!driver.ok()) return driver.status();
-    auto memory = CudaMemory::Open({.driver = *driver});
+    auto memory = CudaMemory::Open({.driver = *driver, .gpus = gpus});
     if (!memory.ok()) return memory.status();
     memory_ = *std::move(memory);
-    if (absl::Status status = memory_->context()->MakeCurrent(); !status.ok()) return status;
-    auto stream = CudaStream::Create(memory_->context());
-    if (!stream.ok()) return stream.status();
-    stream_ = *std::move(stream);
+    for (int rank = 0; rank < memory_->ranks(); ++rank) {
+      if (absl::Status status = Use(rank); !status.ok()) return status;
+      auto stream = CudaStream::Create(memory_->context(rank));
+      if (!stream.ok()) return stream.status();
+      streams_.push_back(*std::move(stream));
+    }
     GrpcMemoryClient::Options options;
     options.connection.address = words[1];
     options.connection.descriptor_socket = words[2];
@@ -125,26 +132,44 @@ class GpuWorker {
     }
   }
 
+  // The GPU that the calls below are about.
+  absl::Status Use(int rank) {
+    rank_ = rank;
+    return memory_->context(rank)->MakeCurrent();
+  }
+  const CudaStream& stream() const { return streams_[static_cast<size_t>(rank_)]; }
   CUdeviceptr At(RegionIndex index) const {
-    return reinterpret_cast<CUdeviceptr>(client_->kv() +
+    return reinterpret_cast<CUdeviceptr>(client_->kv(rank_) +
                                          (client_->slab_bytes() * index.value()).count());
   }
   size_t SlabSize() const { return static_cast<size_t>(client_->slab_bytes().count()); }
 
+  // `work` on each GPU; the first answer that is neither empty nor "yes".
+  absl::StatusOr<std::string> OnEach(const std::function<absl::StatusOr<std::string>()>& work) {
+    absl::StatusOr<std::string> answer = "";
+    for (int rank = 0; rank < memory_->ranks(); ++rank) {
+      if (absl::Status status = Use(rank); !status.ok()) return status;
+      answer = work();
+      if (!answer.ok()) return answer;
+      if (!answer->empty() && *answer != "yes") return absl::StrCat("rank ", rank, ": ", *answer);
+    }
+    return answer;
+  }
+
   absl::StatusOr<std::string> Set(CUdeviceptr at, size_t bytes, uint32_t value) {
-    const CudaDriver& driver = memory_->context()->driver();
+    const CudaDriver& driver = memory_->context(rank_)->driver();
     absl::Status status =
-        driver.Check(driver.cuMemsetD32Async(at, value, bytes / 4, stream_.get()), "filling");
+        driver.Check(driver.cuMemsetD32Async(at, value, bytes / 4, stream().get()), "filling");
     if (!status.ok()) return status;
     return "";
   }
 
   absl::StatusOr<std::vector<uint32_t>> Get(CUdeviceptr at, size_t bytes) {
     std::vector<uint32_t> words(bytes / 4);
-    const CudaDriver& driver = memory_->context()->driver();
+    const CudaDriver& driver = memory_->context(rank_)->driver();
     absl::Status status =
-        driver.Check(driver.cuMemcpyDtoHAsync(words.data(), at, bytes, stream_.get()), "reading");
-    if (status.ok()) status = stream_.Synchronize();
+        driver.Check(driver.cuMemcpyDtoHAsync(words.data(), at, bytes, stream().get()), "reading");
+    if (status.ok()) status = stream().Synchronize();
     if (!status.ok()) return status;
     return words;
   }
@@ -154,7 +179,7 @@ class GpuWorker {
       auto set = Set(At(index), SlabSize(), value);
       if (!set.ok()) return set;
     }
-    if (absl::Status status = stream_.Synchronize(); !status.ok()) return status;
+    if (absl::Status status = stream().Synchronize(); !status.ok()) return status;
     return "";
   }
 
@@ -172,19 +197,22 @@ class GpuWorker {
 
   absl::StatusOr<std::string> Parameters() {
     const v1::ImageManifest& manifest = client_->manifest();
-    const auto at = reinterpret_cast<CUdeviceptr>(client_->parameters());
-    for (int i = 0; i < manifest.slab_checksums_size(); ++i) {
+    const auto at = reinterpret_cast<CUdeviceptr>(client_->parameters(rank_));
+    const int slabs = manifest.slab_checksums_size() / client_->ranks();
+    for (int i = 0; i < slabs; ++i) {
       const auto words = Get(at + static_cast<size_t>(i) * SlabSize(), SlabSize());
       if (!words.ok()) return words.status();
       const absl::Span<const std::byte> bytes(reinterpret_cast<const std::byte*>(words->data()),
                                               SlabSize());
-      if (SlabChecksum(bytes) != manifest.slab_checksums(i)) return absl::StrCat("not slab ", i);
+      if (SlabChecksum(bytes) != manifest.slab_checksums(rank_ * slabs + i)) {
+        return absl::StrCat("not slab ", i);
+      }
     }
     return "yes";
   }
 
   absl::StatusOr<std::string> Workspace() {
-    const auto at = reinterpret_cast<CUdeviceptr>(client_->workspace());
+    const auto at = reinterpret_cast<CUdeviceptr>(client_->workspace(rank_));
     const auto bytes = static_cast<size_t>(client_->workspace_bytes().count());
     if (auto set = Set(at, bytes, 0xabcdef); !set.ok()) return set;
     const auto words = Get(at, bytes);
@@ -195,7 +223,8 @@ class GpuWorker {
   }
 
   std::unique_ptr<CudaMemory> memory_;
-  CudaStream stream_;
+  int rank_ = 0;
+  std::vector<CudaStream> streams_;
   std::unique_ptr<GrpcMemoryClient> client_;
   std::vector<RegionIndex> kv_;
   bool reattached_ = false;

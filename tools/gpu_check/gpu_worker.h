@@ -1,7 +1,8 @@
 // A worker process for the checks of sessions on a GPU: a memory client over GPU memory and no
 // engine. One command a line on descriptor 3, one answer a line on descriptor 4 ("ok VALUE" or
 // "error CODE MESSAGE"), as WorkerProcess speaks.
-//   connect ADDRESS SOCKET TENANT SECRET   attaches, with its workspace
+//   connect ADDRESS SOCKET TENANT SECRET GPUS   attaches, with its workspace, on GPUs "0,1"; what
+//                 follows is done and asked on each
 //   target N      states the KV target
 //   await N       answers when N KV slabs are mapped, with the time (see `release`)
 //   fill V        writes V into every word of its KV slabs

@@ -28,33 +28,38 @@ namespace {
 using Limit = CheckReport::Limit;
 
 constexpr Bytes kSlab = MiB(32);
-constexpr int kGrant = 32;  // 1 GiB
+constexpr int kGrant = 32;  // 1 GiB, on one GPU
 constexpr int kRounds = 5;
 
-// Of the whole GPU, in MiB, as nvidia-smi tells; -1 if it does not.
-double UsedMebibytes() {
-  FILE* const pipe =
-      popen("nvidia-smi -i 0 --query-gpu=memory.used --format=csv,noheader,nounits", "r");
+// Of each GPU, in MiB, as nvidia-smi tells; empty if it does not.
+std::vector<double> UsedMebibytes() {
+  FILE* const pipe = popen("nvidia-smi --query-gpu=memory.used --format=csv,noheader,nounits", "r");
+  std::vector<double> all;
   char line[64] = "";
-  double used = -1;
-  if (pipe != nullptr && fgets(line, sizeof line, pipe) != nullptr) {
-    (void)absl::SimpleAtod(line, &used);
+  double used = 0;
+  while (pipe != nullptr && fgets(line, sizeof line, pipe) != nullptr) {
+    if (absl::SimpleAtod(line, &used)) all.push_back(used);
   }
   if (pipe != nullptr) pclose(pipe);
-  return used;
+  return all;
 }
 
 std::string OwnPath() { return std::filesystem::read_symlink("/proc/self/exe").string(); }
 
 class SessionCheck {
  public:
-  SessionCheck(CheckReport& report, bool trusted)
-      : report_(report), trusted_(trusted), prefix_(trusted ? "scrub." : "retire.") {}
+  // A grant is of 1 GiB in all, spread over the GPUs.
+  SessionCheck(CheckReport& report, bool trusted, int gpus)
+      : report_(report),
+        trusted_(trusted),
+        gpus_(gpus),
+        grant_(kGrant / gpus),
+        prefix_(absl::StrCat(gpus > 1 ? "stripes." : "", trusted ? "scrub." : "retire.")) {}
 
   void Run() {
-    const double before = UsedMebibytes();
+    const double before = Used();
     if (!StartBroker()) return;
-    const double broker = UsedMebibytes();
+    const double broker = Used();
     report_.Inform(prefix_ + "broker_context", broker - before - pool_mebibytes_, "MiB",
                    "what the broker takes beside the pool");
     Workers();
@@ -70,22 +75,36 @@ class SessionCheck {
                    absl::StrCat(status.free_slabs(), " of ", status.pool_slabs()));
     report_.Expect(prefix_ + "ledger", server_->broker().CheckConsistency());
     server_.reset();
-    Eventually([&] { return UsedMebibytes() <= before + 64; }, absl::Seconds(5));
-    const double after = UsedMebibytes();
+    Eventually([&] { return Used() <= before + 64; }, absl::Seconds(5));
+    const double after = Used();
     report_.Verify(prefix_ + "no_memory_left_behind", after <= before + 64,
                    absl::StrCat("used before ", before, " MiB, after ", after, " MiB"));
   }
 
  private:
+  // Of the pool's GPUs together, in MiB.
+  double Used() const {
+    double sum = 0;
+    for (const double used : UsedMebibytes()) sum += used;
+    return sum;
+  }
+
+  // As a list of numbers from 0.
+  std::string Gpus() const {
+    std::string gpus = "0";
+    for (int i = 1; i < gpus_; ++i) absl::StrAppend(&gpus, ",", i);
+    return gpus;
+  }
+
   bool StartBroker() {
-    const int slabs = kGrant + 2 + image_slabs_;
-    pool_mebibytes_ = slabs * 32.0;
+    const int slabs = grant_ + 2 + image_slabs_;
+    pool_mebibytes_ = slabs * 32.0 * gpus_;
     std::string yaml = absl::StrReplaceAll(
         node_.Config(0, "  min_residence: 10ms\n  residence_restores: 0\n",
                      "    workspace: 32 MiB\n"),
-        {{"bytes: 0 MiB",
-          absl::StrCat("backend: cuda\n  gpus: [0]\n  trusted_workers: ",
-                       trusted_ ? "true" : "false", "\n  bytes: ", slabs * 32, " MiB")},
+        {{"bytes: 0 MiB", absl::StrCat("backend: cuda\n  gpus: [", Gpus(),
+                                       "]\n  trusted_workers: ", trusted_ ? "true" : "false",
+                                       "\n  bytes: ", slabs * 32, " MiB")},
          {"packer: worker/model/packer",
           absl::StrCat("packer: ",
                        (std::filesystem::path(OwnPath()).parent_path() / "packer").string())}});
@@ -106,7 +125,7 @@ class SessionCheck {
     auto process = std::make_unique<WorkerProcess>(*std::move(worker));
     const auto answer =
         process->Do(absl::StrCat("connect unix:", node_.control(), " ", node_.descriptors(), " ",
-                                 tenant, " ", TestNode::Secret(tenant)));
+                                 tenant, " ", TestNode::Secret(tenant), " ", Gpus()));
     if (!report_.Expect("worker.connect", answer.status())) return nullptr;
     return process;
   }
@@ -130,8 +149,8 @@ class SessionCheck {
   // From the giver's release, when nothing uses its slabs any more, to the last slab mapped and
   // zero at the taker: as the two processes see it.
   Moved Move(WorkerProcess& giver, WorkerProcess& taker) {
-    Must(taker, absl::StrCat("target ", kGrant));
-    (void)taker.Tell(absl::StrCat("await ", kGrant));
+    Must(taker, absl::StrCat("target ", grant_));
+    (void)taker.Tell(absl::StrCat("await ", grant_));
     absl::SleepFor(absl::Milliseconds(20));
     (void)giver.Tell("release");
     const absl::Time start = TimeOf(giver.Hear(), "release");
@@ -171,18 +190,18 @@ class SessionCheck {
   }
 
   void Workers() {
-    const double before = UsedMebibytes();
+    const double before = Used();
     alpha_ = Connected("alpha");
     if (alpha_ == nullptr) return;
-    report_.Inform(prefix_ + "worker_context", UsedMebibytes() - before, "MiB",
+    report_.Inform(prefix_ + "worker_context", Used() - before, "MiB",
                    "context, stream, kernels of one worker");
     beta_ = Connected("beta");
     if (beta_ == nullptr) return;
     Yes(*alpha_, "workspace", "workspace");
     Must(*alpha_, "activate");
     Yes(*alpha_, "parameters", "parameters_are_the_images");
-    Must(*alpha_, absl::StrCat("target ", kGrant));
-    Must(*alpha_, absl::StrCat("await ", kGrant));
+    Must(*alpha_, absl::StrCat("target ", grant_));
+    Must(*alpha_, absl::StrCat("await ", grant_));
     Yes(*alpha_, "holds 0", "fresh_slabs_are_zero");
     Must(*alpha_, "fill 171");
     const Moved first = Move(*alpha_, *beta_);
@@ -212,10 +231,10 @@ class SessionCheck {
   // beta dies with a pattern in every slab; alpha gets them.
   void Kill() {
     Must(*beta_, "fill 4660");
-    Must(*alpha_, absl::StrCat("target ", kGrant));
+    Must(*alpha_, absl::StrCat("target ", grant_));
     const absl::Time start = MonotonicNow();
     report_.Expect(prefix_ + "kill", beta_->Kill());
-    Must(*alpha_, absl::StrCat("await ", kGrant));
+    Must(*alpha_, absl::StrCat("await ", grant_));
     report_.Inform(prefix_ + "grant_after_kill", absl::ToDoubleMilliseconds(MonotonicNow() - start),
                    "ms", "SIGKILL to the last slab mapped by another tenant");
     Yes(*alpha_, "holds 0", "nothing_of_a_killed_worker_is_seen");
@@ -238,7 +257,7 @@ class SessionCheck {
     Yes(*alpha_, "parameters", "parameters_survive_the_broker");
     const v1::TenantMemory status = server_->broker().Status().tenants(0);
     report_.Verify(prefix_ + "every_slab_comes_back",
-                   status.kv_slabs() == kGrant && status.workspace_slabs() == 1 &&
+                   status.kv_slabs() == grant_ && status.workspace_slabs() == 1 &&
                        status.parameter_slabs() == status.image_slabs(),
                    absl::StrCat(status.parameter_slabs(), " parameter, ", status.kv_slabs(),
                                 " KV, ", status.workspace_slabs(), " workspace slabs"));
@@ -248,6 +267,8 @@ class SessionCheck {
 
   CheckReport& report_;
   const bool trusted_;
+  const int gpus_;
+  const int grant_;  // slabs
   const std::string prefix_;
   const int image_slabs_ = TestNode::kImageSlabs;
   double pool_mebibytes_ = 0;
@@ -259,9 +280,12 @@ class SessionCheck {
 int Run() {
   CheckReport report;
   // Reading memory through nvidia-smi.
-  if (UsedMebibytes() < 0) report.Verify("nvidia-smi", false, "nvidia-smi gives no memory.used");
-  SessionCheck(report, /*trusted=*/true).Run();
-  SessionCheck(report, /*trusted=*/false).Run();
+  const int gpus = static_cast<int>(std::min<size_t>(UsedMebibytes().size(), 2));
+  if (gpus == 0) report.Verify("nvidia-smi", false, "nvidia-smi gives no memory.used");
+  // On one GPU, and as stripes on two where there are two.
+  for (int count = 1; count <= gpus; ++count) {
+    for (const bool trusted : {true, false}) SessionCheck(report, trusted, count).Run();
+  }
   return report.exit_status();
 }
 

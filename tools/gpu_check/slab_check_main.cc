@@ -1,15 +1,9 @@
 // Checks of one process on a GPU: what slabs cost, that the pool's and the workers' classes do on
 // the driver what their tests show on its double, and that checksums on the GPU are exact and
-// cheap.
-#include <fcntl.h>
-#include <sys/mman.h>
-#include <unistd.h>
-
+// cheap. Where there are two GPUs, a pool on both is checked too.
 #include <algorithm>
-#include <cstring>
 #include <functional>
 #include <memory>
-#include <random>
 #include <string>
 #include <utility>
 #include <vector>
@@ -17,14 +11,10 @@
 #include "broker/device/cuda_slab_device.h"
 #include "common/cuda/context.h"
 #include "common/cuda/virtual_memory.h"
-#include "common/mapping.h"
-#include "common/memory_file.h"
-#include "common/monotonic_time.h"
-#include "common/slab_checksum.h"
 #include "tools/gpu_check/check_report.h"
+#include "tools/gpu_check/restore_check.h"
+#include "tools/gpu_check/timing.h"
 #include "worker/compute/cuda/cuda_block_copier.h"
-#include "worker/memory/cuda/cuda_memory.h"
-#include "worker/memory/regions.h"
 
 namespace palimpsest {
 namespace {
@@ -36,20 +26,6 @@ constexpr uint32_t kSlabs = 32;  // 1 GiB
 constexpr int kRounds = 7;
 
 double Microseconds(absl::Duration duration) { return absl::ToDoubleMicroseconds(duration); }
-double GigabytesPerSecond(Bytes bytes, absl::Duration duration) {
-  return static_cast<double>(bytes.count()) / 1e9 / absl::ToDoubleSeconds(duration);
-}
-
-absl::Duration Median(std::vector<absl::Duration> times) {
-  std::nth_element(times.begin(), times.begin() + times.size() / 2, times.end());
-  return times[times.size() / 2];
-}
-
-absl::Duration Timed(const std::function<void()>& work) {
-  const absl::Time start = MonotonicNow();
-  work();
-  return MonotonicNow() - start;
-}
 
 class SlabCheck {
  public:
@@ -152,7 +128,7 @@ class SlabCheck {
     report_.Inform("pool.scrub_1gib", Microseconds(Median(scrub_one_gib)), "us");
     // A worker's mapping sees the scrub; a retired slab is other memory.
     auto worker = CudaAddressRange::Reserve(driver_, 0, kSlab);
-    auto import = CudaAllocation::Import(driver_, 0, *(*device)->Descriptor(SlabId(3)));
+    auto import = CudaAllocation::Import(driver_, 0, (*device)->Descriptors(SlabId(3))->front());
     if (!report_.Expect("pool.import", import.status())) return;
     (void)worker->Map(Bytes(0), kSlab, *import);
     if (!report_.Expect("pool.import", worker->Open(Bytes(0), kSlab))) return;
@@ -206,109 +182,30 @@ class SlabCheck {
     (void)range->Unmap(Bytes(0), kSlab * kRegion);
   }
 
-  // Restores a 2 GiB image and compares the rate with one plain copy of the same pages.
-  void Restore() {
-    constexpr uint32_t kImage = 64;
-    const Bytes size = kSlab * kImage;
-    UniqueFd writable(::memfd_create("image", MFD_CLOEXEC | MFD_ALLOW_SEALING));
-    ImageShape shape{.slab_bytes = kSlab, .checksums = {}, .stages = {0, 8, 32}};
-    if (::ftruncate(writable.get(), size.count()) != 0) return report_.Verify("restore", false);
-    {
-      auto mapping = Mapping::Map(writable.get(), size, MapAccess::kReadWrite);
-      if (!report_.Expect("restore.image", mapping.status())) return;
-      std::mt19937_64 random(1);
-      auto* const words = reinterpret_cast<uint64_t*>(mapping->data());
-      for (size_t i = 0; i < mapping->size() / 8; ++i) words[i] = random();
-      for (uint32_t i = 0; i < kImage; ++i) {
-        shape.checksums.push_back(SlabChecksum(
-            {mapping->data() + (kSlab * i).count(), static_cast<size_t>(kSlab.count())}));
+  // A pool on two GPUs: a slab is there on both, and both are scrubbed at once.
+  void Stripes() {
+    constexpr uint32_t kPool = 128;  // 4 GiB a GPU
+    auto device = CudaSlabDevice::Open(
+        {.driver = &driver_, .gpus = {0, 1}, .slabs = kPool, .slab_bytes = kSlab});
+    if (!report_.Expect("stripes.open", device.status())) return;
+    std::vector<SlabId> all;
+    const absl::Duration created = Timed([&] {
+      for (uint32_t i = 0; i < kPool; ++i) {
+        report_.Expect("stripes.create", (*device)->Create(SlabId(i)));
+        all.push_back(SlabId(i));
       }
+    });
+    report_.Inform("stripes.create_8gib", absl::ToDoubleMilliseconds(created), "ms",
+                   "4 GiB a GPU: created, exported, mapped, zeroed");
+    std::vector<absl::Duration> scrub;
+    for (int round = 0; round < kRounds; ++round) {
+      scrub.push_back(Timed([&] { report_.Expect("stripes.scrub", (*device)->Scrub(all)); }));
     }
-    ::fcntl(writable.get(), F_ADD_SEALS, kImageSeals);
-    const std::string path = "/proc/self/fd/" + std::to_string(writable.get());
-    const UniqueFd image(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
-
-    auto memory = CudaMemory::Open({.driver = &driver_});
-    if (!report_.Expect("restore.open", memory.status())) return;
-    std::vector<CudaAllocation> slabs;
-    std::vector<SlabRegion::Arrival> arrivals;
-    std::vector<RegionIndex> all;
-    for (uint32_t i = 0; i < kImage; ++i) {
-      slabs.push_back(*CudaAllocation::Create(driver_, 0, kSlab));
-      arrivals.push_back({SlabId(i), Epoch(1), 0, *slabs.back().Export()});
-      all.push_back(RegionIndex(i));
-    }
-    auto reserved = (*memory)->Reserve(kImage, kSlab);
-    if (!report_.Expect("restore.reserve", reserved.status())) return;
-    SlabRegion region(*reserved, 0, kImage, kSlab);
-    if (!report_.Expect("restore.map", region.Map(std::move(arrivals), all))) return;
-
-    absl::Duration plain, unverified, verified;
-    for (const bool verify : {false, true}) {
-      shape.verify = verify;
-      std::unique_ptr<ImageRestorer> restorer;
-      const absl::Duration opened = Timed([&] {
-        auto made = (*memory)->OpenImage(*image.Duplicate(), shape);
-        if (report_.Expect("restore.open_image", made.status())) restorer = *std::move(made);
-      });
-      if (restorer == nullptr) return;
-      if (!verify) {
-        report_.Inform("restore.register", absl::ToDoubleMilliseconds(opened) / 2, "ms/GiB",
-                       "mapping and registering the image");
-      }
-      std::vector<absl::Duration> times;
-      for (int round = 0; round < kRounds; ++round) {
-        times.push_back(Timed([&] {
-          report_.Expect("restore", restorer->Restore(region.base(), all, Everything()));
-        }));
-      }
-      (verify ? verified : unverified) = Median(times);
-      if (verify) {
-        // Bytes of the image, wrong checksum: must be found.
-        ImageShape lie = shape;
-        lie.checksums[17] ^= 1;
-        auto liar = (*memory)->OpenImage(*image.Duplicate(), lie);
-        report_.Verify(
-            "restore.wrong_checksum_is_found",
-            !liar.ok() || absl::IsDataLoss((*liar)->Restore(region.base(), all, Everything())));
-      }
-    }
-    plain = PlainCopy(image, region.base(), size);
-    const double link = GigabytesPerSecond(size, plain);
-    report_.Inform("restore.link", link, "GB/s", "one copy of 2 GiB from the registered image");
-    report_.Measure("restore.rate", GigabytesPerSecond(size, unverified), "GB/s", Limit::kAtLeast,
-                    0.95 * link);
-    report_.Measure("restore.rate_verified", GigabytesPerSecond(size, verified), "GB/s",
-                    Limit::kAtLeast, 0.95 * link);
-    report_.Measure("restore.checksum_cost",
-                    100.0 * (absl::FDivDuration(verified, unverified) - 1.0), "%", Limit::kAtMost,
-                    5.0, "of the time of the copies");
+    report_.Measure("stripes.scrub_rate", GigabytesPerSecond(kSlab * kPool * 2, Median(scrub)),
+                    "GB/s", Limit::kAtLeast, 4000, "of both GPUs together");
   }
 
  private:
-  static ImageRestorer::Progress Everything() {
-    return {.wanted = [](RegionIndex) { return true; },
-            .queued = [](RegionIndex) {},
-            .done = [](RegionIndex) {}};
-  }
-
-  absl::Duration PlainCopy(const UniqueFd& image, std::byte* to, Bytes size) {
-    auto mapping = Mapping::Map(image.get(), size, MapAccess::kRead, MapPopulate::kYes);
-    auto stream = CudaStream::Create(context_);
-    if (!mapping.ok() || !stream.ok()) return absl::InfiniteDuration();
-    (void)driver_.cuMemHostRegister(mapping->data(), mapping->size(), CU_MEMHOSTREGISTER_READ_ONLY);
-    std::vector<absl::Duration> times;
-    for (int round = 0; round < kRounds; ++round) {
-      times.push_back(Timed([&] {
-        (void)driver_.cuMemcpyHtoDAsync(reinterpret_cast<CUdeviceptr>(to), mapping->data(),
-                                        mapping->size(), stream->get());
-        (void)stream->Synchronize();
-      }));
-    }
-    (void)driver_.cuMemHostUnregister(mapping->data());
-    return Median(times);
-  }
-
   void Fill(CUdeviceptr at, Bytes size, unsigned value) {
     auto stream = CudaStream::Create(context_);
     (void)driver_.cuMemsetD32Async(at, value, static_cast<size_t>(size.count()) / 4, stream->get());
@@ -341,12 +238,16 @@ int Run() {
   }
   SlabCheck check(**driver, *context, report);
   check.WarmUp();
+  int gpus = 0;
+  (void)(*driver)->cuDeviceGetCount(&gpus);
   check.Accounting([&] {
     check.Prices();
     check.Pool();
     check.Move();
+    if (gpus > 1) check.Stripes();
   });
-  check.Restore();
+  CheckRestore(**driver, {0}, "restore.", report);
+  if (gpus > 1) CheckRestore(**driver, {0, 1}, "stripes.restore.", report);
   return report.exit_status();
 }
 

@@ -1,6 +1,7 @@
 #include "worker/memory/broker_connection.h"
 
 #include <algorithm>
+#include <iterator>
 #include <optional>
 #include <utility>
 
@@ -72,13 +73,15 @@ absl::Status BrokerConnection::AwaitAccepted() {
 
 absl::Status BrokerConnection::ReturnSlabs(absl::Span<const SlabRegion::Held> slabs) {
   while (!slabs.empty()) {
-    const auto batch = slabs.subspan(0, kMaxPacketDescriptors);
+    const size_t pieces = slabs.front().memory->size();
+    const auto batch = slabs.subspan(0, MaxPacketEntries(pieces));
     slabs.remove_prefix(batch.size());
     palimpsest::ReturnSlabs packet;
+    packet.pieces = static_cast<uint8_t>(pieces);
     std::vector<int> descriptors;
     for (const SlabRegion::Held& held : batch) {
       packet.entries.push_back({held.slab, held.epoch});
-      descriptors.push_back(held.memory->get());
+      for (const UniqueFd& piece : *held.memory) descriptors.push_back(piece.get());
     }
     absl::Status status = socket().Send(packet, descriptors, options_.packet_timeout);
     if (status.ok()) status = AwaitAccepted();
@@ -153,26 +156,28 @@ bool BrokerConnection::Write(const v1::WorkerMessage& message) { return stream_-
 
 void BrokerConnection::FinishWriting() { stream_->WritesDone(); }
 
-absl::StatusOr<std::vector<UniqueFd>> BrokerConnection::FetchSlabs(
-    absl::string_view token, absl::Span<const SlabEntry> expected) {
+absl::StatusOr<std::vector<SlabDescriptors>> BrokerConnection::FetchSlabs(
+    absl::string_view token, absl::Span<const SlabEntry> expected, int pieces) {
   std::optional<Token> parsed = Token::FromBytes(token);
   if (!parsed.has_value()) return absl::InvalidArgumentError("a grant's token is malformed");
   absl::Status status = socket().Send(Fetch{*parsed}, {}, options_.packet_timeout);
   if (!status.ok()) return status;
-  std::vector<UniqueFd> all;
+  std::vector<SlabDescriptors> all;
   while (all.size() < expected.size()) {
     std::vector<UniqueFd> descriptors;
     absl::StatusOr<Descriptors> packet =
         socket().ReceiveA<Descriptors>(options_.packet_timeout, &descriptors);
     if (!packet.ok()) return packet.status();
     const auto wanted = expected.subspan(all.size(), packet->entries.size());
-    if (packet->kind != DescriptorKind::kSlabs || packet->first != all.size() ||
-        packet->total != expected.size() ||
+    if (packet->kind != DescriptorKind::kSlabs || packet->pieces != pieces ||
+        packet->first != all.size() || packet->total != expected.size() ||
         !std::equal(wanted.begin(), wanted.end(), packet->entries.begin(), packet->entries.end())) {
       return absl::InvalidArgumentError(
           "the descriptors of a grant are not those of the slabs it names");
     }
-    for (UniqueFd& descriptor : descriptors) all.push_back(std::move(descriptor));
+    auto next = std::make_move_iterator(descriptors.begin());
+    for (size_t i = 0; i < wanted.size(); ++i, next += pieces)
+      all.emplace_back(next, next + pieces);
   }
   return all;
 }

@@ -71,10 +71,11 @@ class BrokerConnection {
   // Why the stream ended, never OK. After Read returned nothing, while nobody writes.
   absl::Status Finish();
 
-  // The descriptors of a grant, in the order of `expected`. An error other than Unavailable is the
-  // broker's refusal, or an answer that does not fit what was asked.
-  absl::StatusOr<std::vector<UniqueFd>> FetchSlabs(absl::string_view token,
-                                                   absl::Span<const SlabEntry> expected);
+  // The descriptors of a grant, in the order of `expected`, `pieces` for each slab. An error other
+  // than Unavailable is the broker's refusal, or an answer that does not fit what was asked.
+  absl::StatusOr<std::vector<SlabDescriptors>> FetchSlabs(absl::string_view token,
+                                                          absl::Span<const SlabEntry> expected,
+                                                          int pieces);
   absl::StatusOr<UniqueFd> FetchImage(absl::string_view token);
 
   // No more writes; Read returns what still comes, then the end.

@@ -5,13 +5,13 @@
 
 namespace palimpsest {
 
-absl::StatusOr<std::unique_ptr<MemoryBackend>> OpenCudaMemory(int gpu) {
+absl::StatusOr<std::unique_ptr<MemoryBackend>> OpenCudaMemory(const std::vector<int>& gpus) {
   const absl::StatusOr<const CudaDriver*> driver = CudaDriver::Load();
   if (!driver.ok()) {
     return absl::Status(driver.status().code(),
                         absl::StrCat("device cuda: ", driver.status().message()));
   }
-  return CudaMemory::Open({.driver = *driver, .gpu = gpu});
+  return CudaMemory::Open({.driver = *driver, .gpus = gpus});
 }
 
 }  // namespace palimpsest

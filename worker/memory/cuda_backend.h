@@ -4,15 +4,17 @@
 #define PALIMPSEST_WORKER_MEMORY_CUDA_BACKEND_H_
 
 #include <memory>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "worker/memory/region_memory.h"
 
 namespace palimpsest {
 
-// A CudaMemory on GPU `gpu` of this process, over the machine's driver. FailedPrecondition says
-// what is missing: the toolkit when this program was built, the driver, or the GPU.
-absl::StatusOr<std::unique_ptr<MemoryBackend>> OpenCudaMemory(int gpu);
+// A CudaMemory on these GPUs of this process, in the order of ranks, over the machine's driver.
+// FailedPrecondition says what is missing: the toolkit when this program was built, the driver, or
+// the GPU.
+absl::StatusOr<std::unique_ptr<MemoryBackend>> OpenCudaMemory(const std::vector<int>& gpus);
 
 }  // namespace palimpsest
 

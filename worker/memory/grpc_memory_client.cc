@@ -22,7 +22,8 @@ absl::Status BadAttached(absl::string_view why) {
 }
 
 // That sizes fit each other, so that nothing below has to ask again.
-absl::Status CheckAttached(const v1::Attached& attached, const std::string& backend) {
+absl::Status CheckAttached(const v1::Attached& attached, const MemoryBackend& memory) {
+  const std::string backend = memory.name();
   if (attached.backend() != backend) {
     return absl::FailedPreconditionError(absl::StrCat(
         "the broker's slabs are of back-end \"", attached.backend(), "\", this worker's of \"",
@@ -40,8 +41,15 @@ absl::Status CheckAttached(const v1::Attached& attached, const std::string& back
     return BadAttached(absl::StrCat("a workspace of ", attached.workspace_slabs(), " slabs"));
   }
   const v1::ImageManifest& image = attached.image();
-  const auto slabs = static_cast<uint64_t>(image.slab_checksums_size());
-  if (image.slab_bytes() != slab || slabs == 0 || slabs > kMaxPoolSlabs ||
+  const auto ranks = static_cast<uint64_t>(memory.ranks());
+  if (image.ranks() != ranks) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("the broker's slabs lie on ", image.ranks(), " GPUs, this worker has ", ranks,
+                     ": list as many in pool.gpus at the broker as in engine.gpus here"));
+  }
+  const uint64_t slabs = static_cast<uint64_t>(image.slab_checksums_size()) / ranks;
+  if (static_cast<uint64_t>(image.slab_checksums_size()) % ranks != 0 ||
+      image.slab_bytes() != slab || slabs == 0 || slabs > kMaxPoolSlabs ||
       image.image_bytes() != slabs * slab) {
     return BadAttached(absl::StrCat("an image of ", image.image_bytes(), " bytes in ", slabs,
                                     " slabs of ", image.slab_bytes()));
@@ -124,7 +132,7 @@ absl::StatusOr<std::unique_ptr<GrpcMemoryClient>> GrpcMemoryClient::Connect(Opti
 
 absl::Status GrpcMemoryClient::Start(std::shared_ptr<BrokerConnection> connection,
                                      const v1::Attached& attached) {
-  if (absl::Status status = CheckAttached(attached, backend_.name()); !status.ok()) return status;
+  if (absl::Status status = CheckAttached(attached, backend_); !status.ok()) return status;
   manifest_ = attached.image();
   if (options_.check_manifest) {
     if (absl::Status status = options_.check_manifest(manifest_); !status.ok()) return status;
@@ -138,7 +146,8 @@ absl::Status GrpcMemoryClient::Start(std::shared_ptr<BrokerConnection> connectio
       .slab_bytes = slab_bytes_,
       .checksums = {manifest_.slab_checksums().begin(), manifest_.slab_checksums().end()},
       .stages = {},
-      .verify = options_.verify_parameters};
+      .verify = options_.verify_parameters,
+      .ranks = backend_.ranks()};
   std::vector<ParameterSlabs::StageSpan> stages;
   for (const v1::ImageStage& stage : manifest_.stages()) {
     stages.push_back({stage.first_slab(), stage.slab_count()});
@@ -171,7 +180,7 @@ absl::Status GrpcMemoryClient::Start(std::shared_ptr<BrokerConnection> connectio
 }
 
 absl::Status GrpcMemoryClient::ReserveRegions(const v1::Attached& attached) {
-  const auto image = static_cast<uint32_t>(manifest_.slab_checksums_size());
+  const auto image = static_cast<uint32_t>(manifest_.slab_checksums_size() / backend_.ranks());
   auto parameters = backend_.Reserve(image, slab_bytes_);
   if (!parameters.ok()) return parameters.status();
   parameters_ = std::make_unique<SlabRegion>(*std::move(parameters), 0, image, slab_bytes_);

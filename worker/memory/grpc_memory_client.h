@@ -95,12 +95,14 @@ class GrpcMemoryClient : public MemoryClient {
   Bytes slab_bytes() const { return slab_bytes_; }
   int32_t pool_slabs() const { return static_cast<int32_t>(kv_->places()); }
   int32_t quota_slabs() const { return quota_slabs_; }
-  // For ModelMemory: fixed addresses.
-  const std::byte* parameters() const { return parameters_->base(); }
-  std::byte* kv() const { return kv_->base(); }
+  // Memories that the model is spread over (MemoryBackend::ranks).
+  int ranks() const { return backend_.ranks(); }
+  // For ModelMemory: fixed addresses, on the GPU of that rank.
+  const std::byte* parameters(int rank = 0) const { return parameters_->base(rank); }
+  std::byte* kv(int rank = 0) const { return kv_->base(rank); }
   // Right behind the KV region of pool_slabs() places; mapped as long as the client lives. Empty if
   // the tenant has none.
-  std::byte* workspace() const { return workspace_->base(); }
+  std::byte* workspace(int rank = 0) const { return workspace_->base(rank); }
   Bytes workspace_bytes() const { return slab_bytes_ * workspace_->places(); }
 
   std::vector<MemoryEvent> TakeEvents() override;

@@ -35,10 +35,11 @@ HostImageRestorer::~HostImageRestorer() {
   for (std::thread& helper : helpers_) helper.join();
 }
 
-absl::Status HostImageRestorer::Restore(std::byte* base, absl::Span<const RegionIndex> slabs,
+absl::Status HostImageRestorer::Restore(absl::Span<std::byte* const> bases,
+                                        absl::Span<const RegionIndex> slabs,
                                         const Progress& progress) {
   Job job;
-  job.base = base;
+  job.base = bases[0];
   job.slabs = slabs;
   job.progress = &progress;
   MutexLock lock(&mu_);

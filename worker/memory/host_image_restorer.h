@@ -31,7 +31,7 @@ class HostImageRestorer : public ImageRestorer {
   ~HostImageRestorer() override;
 
   // A slab with a wrong checksum is copied a second time before it is given up.
-  absl::Status Restore(std::byte* base, absl::Span<const RegionIndex> slabs,
+  absl::Status Restore(absl::Span<std::byte* const> bases, absl::Span<const RegionIndex> slabs,
                        const Progress& progress) override;
 
   const UniqueFd& image() const override { return image_; }

@@ -15,7 +15,7 @@ class HostRegion : public RegionMemory {
   HostRegion(AddressRange range, Bytes slab_bytes)
       : range_(std::move(range)), slab_bytes_(slab_bytes) {}
 
-  std::byte* base() const override { return range_.base(); }
+  std::byte* base(int) const override { return range_.base(); }
 
   absl::Status Map(absl::Span<Piece> pieces) override {
     for (size_t i = 0; i < pieces.size(); ++i) {
@@ -42,8 +42,10 @@ class HostRegion : public RegionMemory {
   Bytes Offset(RegionIndex place) const { return slab_bytes_ * place.value(); }
 
   absl::Status MapOne(const Piece& piece) {
-    if (piece.descriptor == nullptr) return absl::InvalidArgumentError("no descriptor");
-    const int fd = piece.descriptor->get();
+    if (piece.descriptors == nullptr || piece.descriptors->size() != 1) {
+      return absl::InvalidArgumentError("expected one descriptor");
+    }
+    const int fd = piece.descriptors->front().get();
     if (absl::Status status = CheckSlabFile(fd, slab_bytes_); !status.ok()) return status;
     return range_.Map(Offset(piece.place), slab_bytes_, fd, MapAccess::kReadWrite,
                       MapPopulate::kYes);

@@ -23,11 +23,19 @@ namespace palimpsest {
 // An image as its manifest describes it.
 struct ImageShape {
   Bytes slab_bytes;
-  std::vector<uint64_t> checksums;  // of each slab: common/slab_checksum.h
+  // Of each slab, those of rank 0 first: common/slab_checksum.h.
+  std::vector<uint64_t> checksums;
   // First slab of each stage; the first is 0.
   std::vector<uint32_t> stages;
   // Whether what was copied is hashed and compared.
   bool verify = true;
+  // Parts of the image, one after another; stages and slabs are alike in each.
+  int ranks = 1;
+
+  // Of one rank.
+  size_t slabs() const { return checksums.size() / static_cast<size_t>(ranks); }
+  // Of the whole image.
+  Bytes bytes() const { return slab_bytes * static_cast<int64_t>(checksums.size()); }
 };
 
 class ImageRestorer {
@@ -36,19 +44,19 @@ class ImageRestorer {
   struct Progress {
     // Whether the slab is to be restored, asked when its turn comes.
     std::function<bool(RegionIndex)> wanted;
-    // Only of restorers with events: the copy is under way, and StageEvent covers it.
+    // Only of restorers with events: the copy is under way on every GPU, and StageEvent covers it.
     std::function<void(RegionIndex)> queued;
-    // The slab holds the image's bytes.
+    // The slab holds the image's bytes, on every GPU.
     std::function<void(RegionIndex)> done;
   };
 
   virtual ~ImageRestorer() = default;
 
   // Copies these slabs, in this order or side by side, to their places of the region that starts at
-  // `base`, and blocks until they are done or one failed. DataLoss for a slab whose bytes do not
-  // have the image's checksum; `done` is not called for it.
-  virtual absl::Status Restore(std::byte* base, absl::Span<const RegionIndex> slabs,
-                               const Progress& progress) = 0;
+  // `bases[rank]` on each GPU, and blocks until they are done or one failed. DataLoss for a slab
+  // whose bytes do not have the image's checksum; `done` is not called for it.
+  virtual absl::Status Restore(absl::Span<std::byte* const> bases,
+                               absl::Span<const RegionIndex> slabs, const Progress& progress) = 0;
 
   // Ends the copies (and checks) into this stage of GPU `rank` that were queued so far: a CUevent,
   // for ParameterGate::StageEvents. Null where slabs are done when Restore says so.

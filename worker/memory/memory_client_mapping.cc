@@ -70,7 +70,7 @@ absl::StatusOr<std::vector<SlabRegion::Arrival>> GrpcMemoryClient::Fetch(const v
   bool kept = true;
   for (const v1::GrantedSlab& slab : grant.slabs()) {
     expected.push_back({SlabId(slab.slab_id()), Epoch(slab.epoch())});
-    slabs.push_back({SlabId(slab.slab_id()), Epoch(slab.epoch()), slab.memory_id(), UniqueFd()});
+    slabs.push_back({SlabId(slab.slab_id()), Epoch(slab.epoch()), slab.memory_id(), {}});
     kept = kept && slab.memory_id() != 0 && backend_.Keeps(slab.memory_id());
   }
   if (kept) return slabs;
@@ -79,8 +79,8 @@ absl::StatusOr<std::vector<SlabRegion::Arrival>> GrpcMemoryClient::Fetch(const v
     MutexLock lock(&mu_);
     connection = connection_;
   }
-  absl::StatusOr<std::vector<UniqueFd>> descriptors =
-      connection->FetchSlabs(grant.token(), expected);
+  absl::StatusOr<std::vector<SlabDescriptors>> descriptors =
+      connection->FetchSlabs(grant.token(), expected, backend_.ranks());
   if (!descriptors.ok()) return descriptors.status();
   for (size_t i = 0; i < slabs.size(); ++i) slabs[i].memory = std::move((*descriptors)[i]);
   return slabs;
@@ -197,10 +197,13 @@ void GrpcMemoryClient::Restore(const RestoreTask& task) {
     slabs_->Restored(index);
     changed_.SignalAll();
     if (instruments_.restored_bytes != nullptr) {
-      instruments_.restored_bytes->Increment(static_cast<double>(slab_bytes_.count()));
+      instruments_.restored_bytes->Increment(
+          static_cast<double>((slab_bytes_ * backend_.ranks()).count()));
     }
   };
-  const absl::Status status = restorer_->Restore(parameters_->base(), task.indexes, progress);
+  std::vector<std::byte*> bases;
+  for (int rank = 0; rank < backend_.ranks(); ++rank) bases.push_back(parameters_->base(rank));
+  const absl::Status status = restorer_->Restore(bases, task.indexes, progress);
   if (!status.ok()) {
     if (instruments_.checksum_failures != nullptr) instruments_.checksum_failures->Increment();
     // First: who waits for the checksums must not take their end for a proof.

@@ -48,9 +48,13 @@ std::unique_ptr<SlabRegion> Region(uint32_t places) {
   return std::make_unique<SlabRegion>(*HostMemory(1).Reserve(places, kSlab), 0, places, kSlab);
 }
 
+void Add(uint32_t slab, uint64_t epoch, UniqueFd memory, std::vector<SlabRegion::Arrival>& slabs) {
+  slabs.push_back({SlabId(slab), Epoch(epoch), 0, OneDescriptor(std::move(memory))});
+}
+
 std::vector<SlabRegion::Arrival> One(uint32_t slab, UniqueFd memory) {
   std::vector<SlabRegion::Arrival> slabs;
-  slabs.push_back({SlabId(slab), Epoch(slab * 10), 0, std::move(memory)});
+  Add(slab, slab * 10, std::move(memory), slabs);
   return slabs;
 }
 
@@ -63,7 +67,7 @@ TEST(SlabRegion, KeepsTrackOfWhatIsWhere) {
   EXPECT_EQ(reinterpret_cast<uintptr_t>(region->base()) % MiB(2).count(), 0);
   ASSERT_TRUE(Put(*region, 1, 7, Slab('b')).ok());
   std::vector<SlabRegion::Arrival> two = One(8, Slab('a'));
-  two.push_back({SlabId(9), Epoch(90), 0, Slab('c')});
+  Add(9, 90, Slab('c'), two);
   const auto places = region->MapAnywhere(std::move(two));
   ASSERT_TRUE(places.ok()) << places.status();
   EXPECT_THAT(*places, ::testing::ElementsAre(RegionIndex(0), RegionIndex(2)));
@@ -81,7 +85,7 @@ TEST(SlabRegion, KeepsTrackOfWhatIsWhere) {
   EXPECT_EQ(held[1].slab, SlabId(9));
   EXPECT_EQ(held[1].epoch, Epoch(90));
   EXPECT_EQ(held[1].index, RegionIndex(2));
-  EXPECT_TRUE(CheckSlabFile(held[1].memory->get(), kSlab).ok());
+  EXPECT_TRUE(CheckSlabFile(held[1].memory->front().get(), kSlab).ok());
 }
 
 TEST(SlabRegion, TwoRegionsLieBehindEachOtherInOneRange) {
@@ -98,7 +102,7 @@ TEST(SlabRegion, TwoRegionsLieBehindEachOtherInOneRange) {
 TEST(SlabRegion, OneRefusedSlabLeavesAllPlacesFree) {
   auto region = Region(2);
   std::vector<SlabRegion::Arrival> slabs = One(4, Slab());
-  slabs.push_back({SlabId(5), Epoch(1), 0, Memfd(kSlab * 2, kSlabSeals)});
+  Add(5, 1, Memfd(kSlab * 2, kSlabSeals), slabs);
   const absl::Status status = region->Map(std::move(slabs), {RegionIndex(0), RegionIndex(1)});
   EXPECT_TRUE(absl::IsInvalidArgument(status));
   EXPECT_THAT(std::string(status.message()), HasSubstr("slab 5"));
@@ -297,7 +301,7 @@ TEST_F(ImageRestorerTest, CopiesWhatIsWantedOnAnyNumberOfThreads) {
       Mutex mu;
       std::vector<RegionIndex> done;
       const absl::Status status =
-          restorer->Restore(target(), all_,
+          restorer->Restore({target()}, all_,
                             {.wanted = [](RegionIndex slab) { return slab.value() % 3 != 0; },
                              .queued = nullptr,
                              .done =
@@ -317,7 +321,7 @@ TEST_F(ImageRestorerTest, OneWrongBitIsFoundAndItsSlabIsNeverDone) {
   auto restorer = *Open(3, true);
   std::atomic<bool> wrong_done = false;
   const absl::Status status = restorer->Restore(
-      target(), all_,
+      {target()}, all_,
       {.wanted = [](RegionIndex) { return true; },
        .queued = nullptr,
        .done = [&](RegionIndex slab) { wrong_done = wrong_done || slab == RegionIndex(40); }});

@@ -1,6 +1,7 @@
 // What regions and images are made of: one implementation for slabs of host memory, one for slabs
-// of a GPU (worker/memory/cuda). The client above knows places, epochs and sessions; this knows
-// memory.
+// of GPUs (worker/memory/cuda). The client above knows places, epochs and sessions; this knows
+// memory. Where a worker has several GPUs, a slab is a piece on each and a place is the same place
+// of a range on each: what happens to one happens to all. They are numbered by rank.
 //
 // Threads: thread-safe for different places of a region. Map blocks while the kernel or the driver
 // works; nobody may access a place while it is mapped or unmapped.
@@ -23,7 +24,7 @@
 
 namespace palimpsest {
 
-// A range of addresses that is reserved once, in slab-sized places.
+// A range of addresses that is reserved once, in slab-sized places; one on each GPU.
 class RegionMemory {
  public:
   struct Piece {
@@ -31,14 +32,14 @@ class RegionMemory {
     SlabId slab;
     // GrantedSlab.memory_id.
     uint64_t memory_id = 0;
-    // Null: the memory is mapped that MemoryBackend::Keeps(memory_id) spoke of.
-    std::shared_ptr<const UniqueFd> descriptor;
+    // One for each rank. Null: the memory is mapped that MemoryBackend::Keeps(memory_id) spoke of.
+    std::shared_ptr<const SlabDescriptors> descriptors;
   };
 
   virtual ~RegionMemory() = default;
 
   // Of place 0. For a GPU an address that only kernels and the driver may use.
-  virtual std::byte* base() const = 0;
+  virtual std::byte* base(int rank) const = 0;
 
   // Maps slabs at free places, so that every access works from then on, and sets the descriptors of
   // pieces that came without. InvalidArgument if a descriptor is not a slab's. All or nothing.
@@ -54,6 +55,9 @@ class MemoryBackend {
 
   // "host" or "cuda": which slabs of a broker it can map (Attached.backend).
   virtual std::string name() const = 0;
+
+  // Memories that each slab has a piece of (ImageManifest.ranks).
+  virtual int ranks() const { return 1; }
 
   virtual absl::StatusOr<std::shared_ptr<RegionMemory>> Reserve(uint32_t places,
                                                                 Bytes slab_bytes) = 0;

@@ -45,19 +45,20 @@ absl::Status SlabRegion::MapTaken(std::vector<Arrival> slabs,
                                   absl::Span<const RegionIndex> indexes) {
   std::vector<RegionMemory::Piece> pieces;
   for (size_t i = 0; i < slabs.size(); ++i) {
-    std::shared_ptr<const UniqueFd> descriptor;
-    if (slabs[i].memory.valid()) {
-      descriptor = std::make_shared<const UniqueFd>(std::move(slabs[i].memory));
+    std::shared_ptr<const SlabDescriptors> descriptors;
+    if (!slabs[i].memory.empty()) {
+      descriptors = std::make_shared<const SlabDescriptors>(std::move(slabs[i].memory));
     }
     pieces.push_back(
-        {InMemory(indexes[i]), slabs[i].slab, slabs[i].memory_id, std::move(descriptor)});
+        {InMemory(indexes[i]), slabs[i].slab, slabs[i].memory_id, std::move(descriptors)});
   }
   absl::Status status = memory_->Map(absl::MakeSpan(pieces));
   MutexLock lock(&mu_);
   for (size_t i = 0; i < slabs.size(); ++i) {
     Place& place = places_[indexes[i].value()];
     if (status.ok()) {
-      place.held = Held{slabs[i].slab, slabs[i].epoch, indexes[i], std::move(pieces[i].descriptor)};
+      place.held =
+          Held{slabs[i].slab, slabs[i].epoch, indexes[i], std::move(pieces[i].descriptors)};
       ++mapped_;
     } else {
       place.taken = false;

@@ -2,7 +2,7 @@
 // region, and the workspace region, which lies behind the KV region in the same range. How mapping
 // is done is RegionMemory's business.
 //
-// The region owns a duplicate of every mapped slab's descriptor, so that slabs can be returned to
+// The region owns a duplicate of every mapped slab's descriptors, so that slabs can be returned to
 // the next broker process when this one dies.
 //
 // Threads: thread-safe; Map and Unmap block as RegionMemory does. The caller makes sure that nobody
@@ -33,15 +33,15 @@ class SlabRegion {
     SlabId slab;
     Epoch epoch;
     RegionIndex index;
-    std::shared_ptr<const UniqueFd> memory;
+    std::shared_ptr<const SlabDescriptors> memory;
   };
   // A slab that was granted.
   struct Arrival {
     SlabId slab;
     Epoch epoch;
     uint64_t memory_id = 0;
-    // Not valid if the back-end keeps the memory.
-    UniqueFd memory;
+    // Empty if the back-end keeps the memory.
+    SlabDescriptors memory;
   };
 
   // Places first .. first + places of `memory` are this region's places from 0.
@@ -77,8 +77,13 @@ class SlabRegion {
 
   uint32_t places() const { return count_; }
   Bytes slab_bytes() const { return slab_bytes_; }
-  std::byte* base() const { return memory_->base() + (slab_bytes_ * first_).count(); }
-  std::byte* at(RegionIndex index) const { return base() + (slab_bytes_ * index.value()).count(); }
+  // On the GPU of that rank.
+  std::byte* base(int rank = 0) const {
+    return memory_->base(rank) + (slab_bytes_ * first_).count();
+  }
+  std::byte* at(RegionIndex index, int rank = 0) const {
+    return base(rank) + (slab_bytes_ * index.value()).count();
+  }
 
  private:
   struct Place {

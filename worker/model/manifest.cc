@@ -1,5 +1,6 @@
 #include "worker/model/manifest.h"
 
+#include <limits>
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -64,6 +65,14 @@ absl::StatusOr<v1::ImageManifest> MakeManifest(const ModelConfig& config, const 
   manifest.set_kv_block_tokens(static_cast<uint32_t>(kv_block_tokens));
   manifest.set_max_sequence_tokens(static_cast<uint32_t>(max_sequence_tokens));
   return manifest;
+}
+
+Bytes WholeImageBytes(const v1::ImageManifest& manifest) {
+  constexpr auto kMost = static_cast<uint64_t>(std::numeric_limits<int64_t>::max());
+  const uint64_t ranks = manifest.ranks();
+  if (ranks > 0 && manifest.image_bytes() > kMost / ranks)
+    return Bytes(static_cast<int64_t>(kMost));
+  return Bytes(static_cast<int64_t>(manifest.image_bytes() * ranks));
 }
 
 absl::Status CheckManifest(const v1::ImageManifest& manifest, const ModelConfig& config,

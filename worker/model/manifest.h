@@ -8,6 +8,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "common/bytes.h"
 #include "proto/palimpsest/v1/broker.pb.h"
 #include "worker/model/image_layout.h"
 #include "worker/model/model_config.h"
@@ -20,6 +21,9 @@ namespace palimpsest {
 absl::StatusOr<v1::ImageManifest> MakeManifest(const ModelConfig& config, const ImageLayout& layout,
                                                int64_t kv_block_tokens,
                                                int64_t max_sequence_tokens);
+
+// Of the whole image, the parts of all ranks. Saturates on a manifest that nobody checked.
+Bytes WholeImageBytes(const v1::ImageManifest& manifest);
 
 // Whether a complete manifest describes exactly the image that a worker of this config and layout
 // expects. FailedPrecondition names the field that differs.

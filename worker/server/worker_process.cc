@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "common/clock.h"
@@ -13,6 +14,7 @@
 #include "worker/memory/cuda_backend.h"
 #include "worker/model/image_layout.h"
 #include "worker/model/manifest.h"
+#include "worker/model/tensor_parallel.h"
 
 namespace palimpsest {
 namespace {
@@ -37,12 +39,17 @@ WeightFormat FormatOf(const WorkerConfig& config) {
                                                       : WeightFormat::kCpuPanels;
 }
 
-absl::Status CheckImage(const v1::ImageManifest& manifest, const ModelConfig& model,
+// GPUs that share the model.
+int32_t RanksOf(const WorkerConfig& config) {
+  return config.device == WorkerConfig::Device::kCuda ? static_cast<int32_t>(config.gpus.size())
+                                                      : 1;
+}
+
+absl::Status CheckImage(const v1::ImageManifest& manifest, const ModelConfig& rank,
                         WeightFormat format) {
-  const auto layout =
-      LayOutImage(model, Bytes(static_cast<int64_t>(manifest.slab_bytes())), format);
+  const auto layout = LayOutImage(rank, Bytes(static_cast<int64_t>(manifest.slab_bytes())), format);
   if (!layout.ok()) return layout.status();
-  return CheckManifest(manifest, model, *layout);
+  return CheckManifest(manifest, rank, *layout);
 }
 
 void LogProgress(const v1::ImageProgress& progress) {
@@ -79,6 +86,9 @@ absl::Status WorkerProcess::LoadModel() {
   auto model = ReadModelConfig(config_.model_path);
   if (!model.ok()) return model.status();
   model_ = *std::move(model);
+  auto rank = RankConfig(model_, RanksOf(config_));
+  if (!rank.ok()) return rank.status();
+  rank_model_ = *std::move(rank);
   auto tokenizer = Tokenizer::Load(config_.model_path);
   if (!tokenizer.ok()) return tokenizer.status();
   tokenizer_ = *std::move(tokenizer);
@@ -98,10 +108,10 @@ absl::Status WorkerProcess::Attach(std::function<void(const absl::Status&)> on_f
     options.connection.secret = *std::move(secret);
   }
   options.check_manifest = [this](const v1::ImageManifest& manifest) {
-    return CheckImage(manifest, model_, FormatOf(config_));
+    return CheckImage(manifest, rank_model_, FormatOf(config_));
   };
   if (config_.device == WorkerConfig::Device::kCuda) {
-    auto backend = OpenCudaMemory(config_.gpus[0]);
+    auto backend = OpenCudaMemory(config_.gpus);
     if (!backend.ok()) return backend.status();
     backend_ = *std::move(backend);
     options.backend = backend_.get();
@@ -162,11 +172,14 @@ absl::StatusOr<EngineOptions> WorkerProcess::MakeEngineOptions() const {
 }
 
 absl::Status WorkerProcess::MakeCompute(int32_t block_tokens) {
-  const auto layout = LayOutImage(model_, memory_->slab_bytes(), FormatOf(config_));
+  const auto layout = LayOutImage(rank_model_, memory_->slab_bytes(), FormatOf(config_));
   if (!layout.ok()) return layout.status();
-  const ModelMemory memory{memory_->parameters(), memory_->kv(),
-                           Bytes(static_cast<int64_t>(memory_->manifest().kv_block_bytes())),
-                           memory_->workspace(), memory_->workspace_bytes()};
+  const Bytes block(static_cast<int64_t>(memory_->manifest().kv_block_bytes()));
+  std::vector<ModelMemory> memory;
+  for (int rank = 0; rank < memory_->ranks(); ++rank) {
+    memory.push_back({memory_->parameters(rank), memory_->kv(rank), block, memory_->workspace(rank),
+                      memory_->workspace_bytes()});
+  }
   if (config_.device == WorkerConfig::Device::kCuda) {
     CudaComputeOptions options;
     options.gpus = config_.gpus;
@@ -174,7 +187,7 @@ absl::Status WorkerProcess::MakeCompute(int32_t block_tokens) {
     options.max_step_tokens = config_.max_step_tokens;
     options.max_sequences = config_.max_batch_sequences;
     options.gemm_cache_file = config_.gemm_cache_file;
-    auto compute = MakeCudaCompute(model_, *layout, {memory}, &memory_->gate(), options);
+    auto compute = MakeCudaCompute(model_, *layout, memory, &memory_->gate(), options);
     if (!compute.ok()) return compute.status();
     runner_ = std::move(compute->runner);
     copier_ = std::move(compute->copier);
@@ -183,10 +196,10 @@ absl::Status WorkerProcess::MakeCompute(int32_t block_tokens) {
   CpuRunnerOptions options;
   options.threads = config_.threads;
   options.block_tokens = block_tokens;
-  auto runner = CpuRunner::Create(model_, *layout, memory, &memory_->gate(), options);
+  auto runner = CpuRunner::Create(model_, *layout, memory[0], &memory_->gate(), options);
   if (!runner.ok()) return runner.status();
   runner_ = *std::move(runner);
-  copier_ = std::make_unique<HostBlockCopier>(memory);
+  copier_ = std::make_unique<HostBlockCopier>(memory[0]);
   return absl::OkStatus();
 }
 

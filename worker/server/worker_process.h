@@ -59,6 +59,7 @@ class WorkerProcess {
   EngineMetrics engine_metrics_;
   std::unique_ptr<MetricsServer> metrics_server_;
   ModelConfig model_;
+  ModelConfig rank_model_;  // what one GPU of several computes
   std::unique_ptr<Tokenizer> tokenizer_;
   std::unique_ptr<TokenBytes> token_bytes_;
   std::unique_ptr<MemoryBackend> backend_;  // null: the host's

@@ -1,7 +1,8 @@
-// Restores parameters in a GPU's memory: copies follow each other on one stream, in the order of
-// the slabs, as fast as the link goes; checksums run behind them on another, chunk by chunk on the
-// GPU (slab_checksum.cu), and are compared here. A stage is open to the compute stream as soon as
-// its last copy was queued.
+// Restores parameters in the memory of one GPU, or of several, each of which gets its rank's part
+// of the image. On each GPU copies follow each other on one stream, in the order of the slabs, as
+// fast as its link goes; checksums run behind them on another, chunk by chunk on the GPU
+// (slab_checksum.cu), and are compared here. A stage is open to the compute streams as soon as its
+// last copy was queued on every GPU.
 //
 // A slab with a wrong checksum is not copied again: kernels may have read it already.
 //
@@ -10,7 +11,6 @@
 #ifndef PALIMPSEST_WORKER_MEMORY_CUDA_CUDA_IMAGE_RESTORER_H_
 #define PALIMPSEST_WORKER_MEMORY_CUDA_CUDA_IMAGE_RESTORER_H_
 
-#include <deque>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -18,6 +18,7 @@
 #include "absl/status/statusor.h"
 #include "common/cuda/context.h"
 #include "common/mapping.h"
+#include "worker/memory/cuda/rank_restorer.h"
 #include "worker/memory/image_restorer.h"
 
 namespace palimpsest {
@@ -25,55 +26,36 @@ namespace palimpsest {
 class CudaImageRestorer : public ImageRestorer {
  public:
   // Maps and registers the image, which takes some 0.1 s for each GiB. Checking needs slabs of
-  // whole chunks. At most `window` bytes are under way at once, and at least two slabs.
-  static absl::StatusOr<std::unique_ptr<CudaImageRestorer>> Open(CudaContextPtr context,
-                                                                 UniqueFd image,
-                                                                 const ImageShape& shape,
-                                                                 Bytes window);
+  // whole chunks. At most `window` bytes are under way at once on each GPU, and at least two slabs.
+  static absl::StatusOr<std::unique_ptr<CudaImageRestorer>> Open(
+      const std::vector<CudaContextPtr>& contexts, UniqueFd image, const ImageShape& shape,
+      Bytes window);
   ~CudaImageRestorer() override;
 
-  absl::Status Restore(std::byte* base, absl::Span<const RegionIndex> slabs,
+  absl::Status Restore(absl::Span<std::byte* const> bases, absl::Span<const RegionIndex> slabs,
                        const Progress& progress) override;
   void* StageEvent(int stage, int rank) override;
   const UniqueFd& image() const override { return image_; }
 
  private:
-  // A copy that is under way, in one of the places of the ring.
-  struct Flight {
-    RegionIndex slab;
-    size_t slot = 0;
-  };
-
   CudaImageRestorer(CudaContextPtr context, UniqueFd image, Mapping mapping, ImageShape shape)
       : context_(std::move(context)),
         image_(std::move(image)),
         mapping_(std::move(mapping)),
         shape_(std::move(shape)) {}
 
-  absl::Status Prepare(size_t slots);
-  absl::Status LoadKernel();
-  absl::Status Queue(std::byte* base, const Flight& flight);
-  // Waits for the copy and compares its checksum.
-  absl::Status Finish(const Flight& flight) const;
-  absl::Status Hash(CUdeviceptr slab, size_t slot) const;
-  size_t StageOf(RegionIndex slab) const;
-  uint32_t chunks() const;
+  absl::Status Register();
+  // On every GPU: queues the copy, or waits for it and compares its checksum.
+  absl::Status Queue(absl::Span<std::byte* const> bases, RegionIndex slab, size_t slot);
+  absl::Status Finish(RegionIndex slab, size_t slot) const;
 
-  const CudaContextPtr context_;
+  const CudaContextPtr context_;  // of rank 0
   const UniqueFd image_;
   const Mapping mapping_;
   const ImageShape shape_;
-
   bool registered_ = false;
-  CUmodule module_ = nullptr;
-  CUfunction hash_chunks_ = nullptr;
-  // chunks() hashes for each slot, written by the GPU.
-  uint64_t* hashes_ = nullptr;
-  CudaStream copies_;
-  CudaStream checks_;
-  std::vector<CudaEvent> copied_;    // by slot
-  std::vector<CudaEvent> finished_;  // by slot
-  std::vector<CudaEvent> stages_;
+  size_t slots_ = 0;
+  std::vector<std::unique_ptr<RankRestorer>> ranks_;
 };
 
 }  // namespace palimpsest

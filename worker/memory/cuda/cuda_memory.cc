@@ -16,8 +16,8 @@ namespace {
 
 // Memory of one slab as this process knows it.
 struct Import {
-  CudaAllocation handle;
-  std::shared_ptr<const UniqueFd> descriptor;
+  std::vector<CudaAllocation> handles;  // by rank; empty: nothing
+  std::shared_ptr<const SlabDescriptors> descriptors;
 };
 
 }  // namespace
@@ -71,17 +71,19 @@ class CudaMemory::Imports {
 
 class CudaMemory::Region : public RegionMemory {
  public:
-  Region(CudaContextPtr context, std::shared_ptr<Imports> imports, CudaAddressRange range,
-         Bytes slab_bytes)
-      : context_(std::move(context)),
+  Region(std::vector<CudaContextPtr> contexts, std::shared_ptr<Imports> imports,
+         std::vector<CudaAddressRange> ranges, Bytes slab_bytes)
+      : contexts_(std::move(contexts)),
         imports_(std::move(imports)),
-        range_(std::move(range)),
+        ranges_(std::move(ranges)),
         slab_bytes_(slab_bytes) {}
 
-  std::byte* base() const override { return reinterpret_cast<std::byte*>(range_.base()); }
+  std::byte* base(int rank) const override {
+    return reinterpret_cast<std::byte*>(ranges_[static_cast<size_t>(rank)].base());
+  }
 
   absl::Status Map(absl::Span<Piece> pieces) override {
-    absl::Status status = context_->MakeCurrent();
+    absl::Status status = contexts_[0]->MakeCurrent();
     std::vector<Place> mapped;
     for (Piece& piece : pieces) {
       if (status.ok()) status = MapOne(piece, mapped);
@@ -90,12 +92,12 @@ class CudaMemory::Region : public RegionMemory {
     std::vector<RegionIndex> places;
     for (const Place& place : mapped) places.push_back(place.index);
     if (status.ok()) {
-      status = ForEachRun(places,
-                          [this](Bytes offset, Bytes size) { return range_.Open(offset, size); });
+      status = ForEachRun(places, [](const CudaAddressRange& range, Bytes offset, Bytes size) {
+        return range.Open(offset, size);
+      });
     }
     if (!status.ok()) {
-      (void)ForEachRun(places,
-                       [this](Bytes offset, Bytes size) { return range_.Unmap(offset, size); });
+      (void)UnmapRuns(places);
       return status;
     }
     MutexLock lock(&mu_);
@@ -107,10 +109,9 @@ class CudaMemory::Region : public RegionMemory {
   }
 
   absl::Status Unmap(absl::Span<const RegionIndex> places) override {
-    absl::Status status = context_->MakeCurrent();
+    absl::Status status = contexts_[0]->MakeCurrent();
     if (!status.ok()) return status;
-    status = ForEachRun({places.begin(), places.end()},
-                        [this](Bytes offset, Bytes size) { return range_.Unmap(offset, size); });
+    status = UnmapRuns({places.begin(), places.end()});
     std::vector<Place> gone;  // released after the lock
     MutexLock lock(&mu_);
     for (const RegionIndex index : places) {
@@ -137,28 +138,47 @@ class CudaMemory::Region : public RegionMemory {
   absl::Status MapOne(Piece& piece, std::vector<Place>& mapped) {
     Place place{piece.place, piece.slab, piece.memory_id, {}};
     if (piece.memory_id != 0) place.import = imports_->Take(piece.slab, piece.memory_id);
-    const auto refusal = [&piece](const absl::Status& status) {
+    absl::Status status;
+    if (place.import.handles.empty()) status = ImportAll(piece, place.import);
+    const Bytes offset = slab_bytes_ * piece.place.value();
+    size_t rank = 0;
+    while (status.ok() && rank < ranges_.size()) {
+      status = ranges_[rank].Map(offset, slab_bytes_, place.import.handles[rank]);
+      if (status.ok()) ++rank;
+    }
+    if (!status.ok()) {
+      while (rank > 0) (void)ranges_[--rank].Unmap(offset, slab_bytes_);
       return absl::Status(status.code(),
                           absl::StrCat("slab ", piece.slab.ToString(), ": ", status.message()));
-    };
-    if (!place.import.handle.valid()) {
-      if (piece.descriptor == nullptr || !piece.descriptor->valid()) {
-        return refusal(absl::InvalidArgumentError("no descriptor"));
-      }
-      auto handle =
-          CudaAllocation::Import(context_->driver(), context_->ordinal(), *piece.descriptor);
-      if (!handle.ok()) return refusal(handle.status());
-      place.import = {*std::move(handle), piece.descriptor};
     }
-    const absl::Status status =
-        range_.Map(slab_bytes_ * piece.place.value(), slab_bytes_, place.import.handle);
-    if (!status.ok()) return refusal(status);
-    piece.descriptor = place.import.descriptor;
+    piece.descriptors = place.import.descriptors;
     mapped.push_back(std::move(place));
     return absl::OkStatus();
   }
 
-  // Calls `act` for each run of places that lie side by side; the first error, after all.
+  absl::Status ImportAll(const Piece& piece, Import& import) const {
+    if (piece.descriptors == nullptr || piece.descriptors->size() != contexts_.size()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(piece.descriptors == nullptr ? 0 : piece.descriptors->size(),
+                       " descriptors, expected ", contexts_.size()));
+    }
+    for (size_t rank = 0; rank < contexts_.size(); ++rank) {
+      auto handle = CudaAllocation::Import(contexts_[rank]->driver(), contexts_[rank]->ordinal(),
+                                           (*piece.descriptors)[rank]);
+      if (!handle.ok()) return handle.status();
+      import.handles.push_back(*std::move(handle));
+    }
+    import.descriptors = piece.descriptors;
+    return absl::OkStatus();
+  }
+
+  absl::Status UnmapRuns(std::vector<RegionIndex> places) const {
+    return ForEachRun(std::move(places), [](const CudaAddressRange& range, Bytes offset,
+                                            Bytes size) { return range.Unmap(offset, size); });
+  }
+
+  // Calls `act` on every GPU for each run of places that lie side by side; the first error, after
+  // all.
   template <typename Act>
   absl::Status ForEachRun(std::vector<RegionIndex> places, const Act& act) const {
     std::sort(places.begin(), places.end());
@@ -166,16 +186,18 @@ class CudaMemory::Region : public RegionMemory {
     for (size_t begin = 0; begin < places.size();) {
       size_t end = begin + 1;
       while (end < places.size() && places[end].value() == places[end - 1].value() + 1) ++end;
-      status.Update(act(slab_bytes_ * places[begin].value(),
-                        slab_bytes_ * static_cast<int64_t>(end - begin)));
+      for (const CudaAddressRange& range : ranges_) {
+        status.Update(act(range, slab_bytes_ * places[begin].value(),
+                          slab_bytes_ * static_cast<int64_t>(end - begin)));
+      }
       begin = end;
     }
     return status;
   }
 
-  const CudaContextPtr context_;
+  const std::vector<CudaContextPtr> contexts_;
   const std::shared_ptr<Imports> imports_;
-  const CudaAddressRange range_;
+  const std::vector<CudaAddressRange> ranges_;
   const Bytes slab_bytes_;
 
   Mutex mu_;
@@ -183,25 +205,34 @@ class CudaMemory::Region : public RegionMemory {
 };
 
 absl::StatusOr<std::unique_ptr<CudaMemory>> CudaMemory::Open(const Options& options) {
-  absl::StatusOr<CudaContextPtr> context = CudaContext::Open(*options.driver, options.gpu);
-  if (!context.ok()) return context.status();
+  if (options.gpus.empty()) return absl::InvalidArgumentError("GPU memory without a GPU");
+  std::vector<CudaContextPtr> contexts;
+  for (const int gpu : options.gpus) {
+    absl::StatusOr<CudaContextPtr> context = CudaContext::Open(*options.driver, gpu);
+    if (!context.ok()) return context.status();
+    contexts.push_back(*std::move(context));
+  }
   return std::unique_ptr<CudaMemory>(
-      new CudaMemory(options, *std::move(context), std::make_shared<Imports>()));
+      new CudaMemory(options, std::move(contexts), std::make_shared<Imports>()));
 }
 
 CudaMemory::~CudaMemory() = default;
 
 absl::StatusOr<std::shared_ptr<RegionMemory>> CudaMemory::Reserve(uint32_t places,
                                                                   Bytes slab_bytes) {
-  absl::StatusOr<CudaAddressRange> range =
-      CudaAddressRange::Reserve(context_->driver(), options_.gpu, slab_bytes * places);
-  if (!range.ok()) return range.status();
-  return std::make_shared<Region>(context_, imports_, *std::move(range), slab_bytes);
+  std::vector<CudaAddressRange> ranges;
+  for (const CudaContextPtr& context : contexts_) {
+    absl::StatusOr<CudaAddressRange> range =
+        CudaAddressRange::Reserve(context->driver(), context->ordinal(), slab_bytes * places);
+    if (!range.ok()) return range.status();
+    ranges.push_back(*std::move(range));
+  }
+  return std::make_shared<Region>(contexts_, imports_, std::move(ranges), slab_bytes);
 }
 
 absl::StatusOr<std::unique_ptr<ImageRestorer>> CudaMemory::OpenImage(UniqueFd image,
                                                                      const ImageShape& shape) {
-  return CudaImageRestorer::Open(context_, std::move(image), shape, options_.restore_window);
+  return CudaImageRestorer::Open(contexts_, std::move(image), shape, options_.restore_window);
 }
 
 bool CudaMemory::Keeps(uint64_t memory_id) const { return imports_->Has(memory_id); }

@@ -1,4 +1,5 @@
-// Regions and images for slabs of a GPU's memory.
+// Regions and images for slabs of the memory of one GPU, or of several: then a slab has a piece on
+// each, mapped at the same place of that GPU's range.
 //
 // Memory that a slab left behind is kept if the broker named it (memory_id): the broker scrubs such
 // slabs in place, so that the same memory comes back, and mapping it again needs neither its
@@ -12,6 +13,7 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "common/bytes.h"
@@ -24,16 +26,18 @@ class CudaMemory : public MemoryBackend {
  public:
   struct Options {
     const CudaDriver* driver = nullptr;
-    int gpu = 0;
-    // Copies that are under way at once; a revoke waits for them.
+    // In the order of ranks.
+    std::vector<int> gpus = {0};
+    // Copies that are under way at once on each GPU; a revoke waits for them.
     Bytes restore_window = MiB(256);
   };
 
-  // Opens the GPU's primary context, which the CUDA runtime shares.
+  // Opens the GPUs' primary contexts, which the CUDA runtime shares.
   static absl::StatusOr<std::unique_ptr<CudaMemory>> Open(const Options& options);
   ~CudaMemory() override;
 
   std::string name() const override { return "cuda"; }
+  int ranks() const override { return static_cast<int>(contexts_.size()); }
   absl::StatusOr<std::shared_ptr<RegionMemory>> Reserve(uint32_t places, Bytes slab_bytes) override;
   // The image is registered with the driver, so that it is copied at the link's speed.
   absl::StatusOr<std::unique_ptr<ImageRestorer>> OpenImage(UniqueFd image,
@@ -41,17 +45,18 @@ class CudaMemory : public MemoryBackend {
   bool Keeps(uint64_t memory_id) const override;
   void DropKept() override;
 
-  const CudaContextPtr& context() const { return context_; }
+  const CudaContextPtr& context(int rank = 0) const { return contexts_[static_cast<size_t>(rank)]; }
 
  private:
   class Imports;
   class Region;
 
-  CudaMemory(const Options& options, CudaContextPtr context, std::shared_ptr<Imports> imports)
-      : options_(options), context_(std::move(context)), imports_(std::move(imports)) {}
+  CudaMemory(const Options& options, std::vector<CudaContextPtr> contexts,
+             std::shared_ptr<Imports> imports)
+      : options_(options), contexts_(std::move(contexts)), imports_(std::move(imports)) {}
 
   const Options options_;
-  const CudaContextPtr context_;
+  const std::vector<CudaContextPtr> contexts_;  // by rank
   const std::shared_ptr<Imports> imports_;
 };
 

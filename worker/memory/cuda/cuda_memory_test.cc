@@ -28,114 +28,159 @@ using ::testing::HasSubstr;
 constexpr Bytes kSlab = MiB(2);
 constexpr auto kSlabSize = static_cast<size_t>(kSlab.count());
 
-class CudaMemoryTest : public ::testing::Test {
+// With one GPU, and with two.
+class CudaMemoryTest : public ::testing::TestWithParam<std::vector<int>> {
  protected:
+  // A slab as a broker makes it; the broker's own handles.
+  using Slab = std::vector<CudaAllocation>;
+
   CudaMemoryTest() {
     FakeCuda::Reset();
     RegisterFakeKernels();
-    auto memory = CudaMemory::Open({.driver = &FakeCudaDriver(), .restore_window = kSlab * 3});
+    auto memory = CudaMemory::Open(
+        {.driver = &FakeCudaDriver(), .gpus = GetParam(), .restore_window = kSlab * 3});
     EXPECT_TRUE(memory.ok()) << memory.status();
     memory_ = *std::move(memory);
   }
 
-  // Memory as a broker makes it; the broker's own handle.
-  CudaAllocation Slab(Bytes size = kSlab) {
-    return *CudaAllocation::Create(FakeCudaDriver(), 0, size);
+  static int ranks() { return static_cast<int>(GetParam().size()); }
+
+  static Slab MakeSlab(Bytes size = kSlab) {
+    Slab slab;
+    for (const int gpu : GetParam()) {
+      slab.push_back(*CudaAllocation::Create(FakeCudaDriver(), gpu, size));
+    }
+    return slab;
+  }
+  static SlabDescriptors Export(const Slab& slab) {
+    SlabDescriptors descriptors;
+    for (const CudaAllocation& piece : slab) descriptors.push_back(*piece.Export());
+    return descriptors;
   }
   static void Add(std::vector<SlabRegion::Arrival>& slabs, uint32_t slab, uint64_t memory_id,
-                  UniqueFd memory) {
+                  SlabDescriptors memory) {
     slabs.push_back({SlabId(slab), Epoch(1), memory_id, std::move(memory)});
   }
   std::unique_ptr<SlabRegion> Region(uint32_t places) {
     return std::make_unique<SlabRegion>(*memory_->Reserve(places, kSlab), 0, places, kSlab);
   }
+  static void Fill(SlabRegion& region, int value, size_t slabs) {
+    for (int rank = 0; rank < ranks(); ++rank) {
+      std::memset(region.base(rank), value + rank, slabs * kSlabSize);
+    }
+  }
+  static bool Holds(const SlabRegion& region, RegionIndex index, int value) {
+    for (int rank = 0; rank < ranks(); ++rank) {
+      if (static_cast<int>(*region.at(index, rank)) != value + rank) return false;
+    }
+    return true;
+  }
+  static Bytes InUse() {
+    Bytes all;
+    for (const int gpu : GetParam()) all += FakeCuda::InUse(gpu);
+    return all;
+  }
 
   std::unique_ptr<CudaMemory> memory_;
 };
 
-TEST_F(CudaMemoryTest, MapsManySlabsAtOnceWhereverPlacesAreFree) {
+INSTANTIATE_TEST_SUITE_P(Gpus, CudaMemoryTest,
+                         ::testing::Values(std::vector<int>{0}, std::vector<int>{1, 0}),
+                         [](const auto& info) { return std::to_string(info.param.size()); });
+
+TEST_P(CudaMemoryTest, MapsManySlabsAtOnceWhereverPlacesAreFree) {
   auto region = Region(6);
-  std::vector<CudaAllocation> broker;
+  std::vector<Slab> broker;
   std::vector<SlabRegion::Arrival> first, rest;
-  for (int i = 0; i < 5; ++i) broker.push_back(Slab());
-  Add(first, 9, 0, *broker[0].Export());
+  for (int i = 0; i < 5; ++i) broker.push_back(MakeSlab());
+  Add(first, 9, 0, Export(broker[0]));
   ASSERT_TRUE(region->Map(std::move(first), {RegionIndex(2)}).ok());
-  for (uint32_t i = 1; i < 5; ++i) Add(rest, i, 0, *broker[i].Export());
+  for (uint32_t i = 1; i < 5; ++i) Add(rest, i, 0, Export(broker[i]));
   const auto places = region->MapAnywhere(std::move(rest));
   ASSERT_TRUE(places.ok()) << places.status();
   EXPECT_THAT(*places, ElementsAre(RegionIndex(0), RegionIndex(1), RegionIndex(3), RegionIndex(4)));
-  std::memset(region->base(), 7, 5 * kSlabSize);
-  EXPECT_EQ(static_cast<char>(*region->at(RegionIndex(4))), 7);
+  Fill(*region, 7, 5);
+  EXPECT_TRUE(Holds(*region, RegionIndex(4), 7));
   ASSERT_TRUE(region->Unmap({RegionIndex(1), RegionIndex(2), RegionIndex(4)}).ok());
   EXPECT_EQ(region->mapped(), 2);
 }
 
-TEST_F(CudaMemoryTest, OneBadDescriptorLeavesNothingMapped) {
+TEST_P(CudaMemoryTest, OneBadDescriptorLeavesNothingMapped) {
   auto region = Region(3);
   const size_t mappings = FakeCuda::Mappings();
-  const CudaAllocation good = Slab(), large = Slab(kSlab * 2);
-  const auto attempt = [&](UniqueFd bad) {
+  const Slab good = MakeSlab(), other = MakeSlab(), large = MakeSlab(kSlab * 2);
+  const auto attempt = [&](SlabDescriptors bad) {
     std::vector<SlabRegion::Arrival> slabs;
-    Add(slabs, 1, 0, *good.Export());
+    Add(slabs, 1, 0, Export(good));
     Add(slabs, 2, 0, std::move(bad));
     const absl::Status status = region->MapAnywhere(std::move(slabs)).status();
     EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
     EXPECT_THAT(std::string(status.message()), HasSubstr("slab 2"));
     EXPECT_EQ(FakeCuda::Mappings(), mappings);
   };
-  attempt(UniqueFd(::open("/dev/null", O_RDWR | O_CLOEXEC)));
-  attempt(*large.Export());
-  attempt(UniqueFd());
+  // Right pieces, but for the last GPU's.
+  const auto with_last = [&](UniqueFd last) {
+    SlabDescriptors memory = Export(other);
+    memory.back() = std::move(last);
+    return memory;
+  };
+  attempt(with_last(UniqueFd(::open("/dev/null", O_RDWR | O_CLOEXEC))));
+  attempt(with_last(*large.back().Export()));
+  attempt(with_last(*CudaAllocation::Create(FakeCudaDriver(), 2, kSlab)->Export()));
+  attempt({});
 }
 
-TEST_F(CudaMemoryTest, NamedMemoryIsKeptForTheNextGrant) {
+TEST_P(CudaMemoryTest, NamedMemoryIsKeptForTheNextGrant) {
   auto region = Region(2);
-  const Bytes before = FakeCuda::InUse();
-  CudaAllocation broker = Slab();
+  const Bytes before = InUse();
+  Slab broker = MakeSlab();
   std::vector<SlabRegion::Arrival> slabs;
-  Add(slabs, 4, 77, *broker.Export());
+  Add(slabs, 4, 77, Export(broker));
   ASSERT_TRUE(region->MapAnywhere(std::move(slabs)).ok());
-  std::memset(region->base(), 5, kSlabSize);
+  Fill(*region, 5, 1);
   EXPECT_FALSE(memory_->Keeps(77));
   ASSERT_TRUE(region->Unmap({RegionIndex(0)}).ok());
   EXPECT_TRUE(memory_->Keeps(77));
 
   std::vector<SlabRegion::Arrival> again;
-  Add(again, 4, 77, UniqueFd());
+  Add(again, 4, 77, {});
   ASSERT_TRUE(region->Map(std::move(again), {RegionIndex(1)}).ok());
-  EXPECT_EQ(static_cast<char>(*region->at(RegionIndex(1))), 5);
-  EXPECT_TRUE(region->held()[0].memory->valid());  // can be returned to the next broker
+  EXPECT_TRUE(Holds(*region, RegionIndex(1), 5));
+  // Can be returned to the next broker.
+  EXPECT_EQ(region->held()[0].memory->size(), GetParam().size());
   ASSERT_TRUE(region->Unmap({RegionIndex(1)}).ok());
 
   // Other memory of the same slab replaces what was kept.
-  const CudaAllocation fresh = Slab();
+  const Slab fresh = MakeSlab();
   std::vector<SlabRegion::Arrival> other;
-  Add(other, 4, 78, *fresh.Export());
+  Add(other, 4, 78, Export(fresh));
   ASSERT_TRUE(region->MapAnywhere(std::move(other)).ok());
   ASSERT_TRUE(region->Unmap({RegionIndex(0)}).ok());
   EXPECT_FALSE(memory_->Keeps(77));
   memory_->DropKept();
   EXPECT_FALSE(memory_->Keeps(78));
-  broker.Reset();
-  EXPECT_EQ(FakeCuda::InUse() - before, kSlab);  // `fresh`
+  broker.clear();
+  EXPECT_EQ(InUse() - before, kSlab * ranks());  // `fresh`
 }
 
 class CudaImageRestorerTest : public CudaMemoryTest {
  protected:
   static constexpr uint32_t kSlabs = 8;
+  static constexpr size_t kPart = kSlabs * kSlabSize;
 
-  CudaImageRestorerTest() : content_(kSlabs * kSlabSize, 0), target_(content_.size(), 9) {
+  CudaImageRestorerTest()
+      : content_(kPart * GetParam().size(), 0), target_(GetParam().size(), std::string(kPart, 9)) {
     std::mt19937_64 random(3);
     for (size_t i = 0; i + 8 <= content_.size(); i += 8) {
       const uint64_t word = random();
       std::memcpy(&content_[i], &word, 8);
     }
-    shape_ = {.slab_bytes = kSlab, .checksums = {}, .stages = {0, 3}, .verify = true};
-    for (uint32_t i = 0; i < kSlabs; ++i) {
-      shape_.checksums.push_back(SlabChecksum(absl::MakeConstSpan(
-          reinterpret_cast<const std::byte*>(&content_[i * kSlabSize]), kSlabSize)));
-      all_.push_back(RegionIndex(i));
+    shape_ = {.slab_bytes = kSlab, .checksums = {}, .stages = {0, 3}, .ranks = ranks()};
+    for (size_t i = 0; i < content_.size(); i += kSlabSize) {
+      shape_.checksums.push_back(SlabChecksum(
+          absl::MakeConstSpan(reinterpret_cast<const std::byte*>(&content_[i]), kSlabSize)));
     }
+    for (uint32_t i = 0; i < kSlabs; ++i) all_.push_back(RegionIndex(i));
   }
 
   UniqueFd Image() {
@@ -145,24 +190,42 @@ class CudaImageRestorerTest : public CudaMemoryTest {
     const std::string path = "/proc/self/fd/" + std::to_string(writable.get());
     return UniqueFd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
   }
-  std::byte* target() { return reinterpret_cast<std::byte*>(target_.data()); }
+  std::vector<std::byte*> targets() {
+    std::vector<std::byte*> all;
+    for (std::string& target : target_) all.push_back(reinterpret_cast<std::byte*>(target.data()));
+    return all;
+  }
+  bool Same(const char* seen, size_t rank, uint32_t slab) {
+    return std::memcmp(seen, &content_[rank * kPart + slab * kSlabSize], kSlabSize) == 0;
+  }
+  // Whether every rank has its own part's slab, or none has.
   bool Equal(uint32_t slab) {
-    return std::memcmp(&target_[slab * kSlabSize], &content_[slab * kSlabSize], kSlabSize) == 0;
+    size_t equal = 0;
+    for (size_t rank = 0; rank < target_.size(); ++rank) {
+      equal += Same(&target_[rank][slab * kSlabSize], rank, slab);
+    }
+    EXPECT_TRUE(equal == 0 || equal == target_.size());
+    return equal > 0;
   }
 
-  std::string content_, target_;
+  std::string content_;
+  std::vector<std::string> target_;  // by rank
   ImageShape shape_;
   std::vector<RegionIndex> all_;
 };
 
-TEST_F(CudaImageRestorerTest, CopiesWhatIsWantedInOrder) {
+INSTANTIATE_TEST_SUITE_P(Gpus, CudaImageRestorerTest,
+                         ::testing::Values(std::vector<int>{0}, std::vector<int>{1, 0}),
+                         [](const auto& info) { return std::to_string(info.param.size()); });
+
+TEST_P(CudaImageRestorerTest, CopiesWhatIsWantedInOrder) {
   for (const bool verify : {true, false}) {
-    std::fill(target_.begin(), target_.end(), 9);
+    for (std::string& target : target_) std::fill(target.begin(), target.end(), 9);
     shape_.verify = verify;
     auto restorer = *memory_->OpenImage(Image(), shape_);
     std::vector<RegionIndex> queued, done;
     const absl::Status status =
-        restorer->Restore(target(), all_,
+        restorer->Restore(targets(), all_,
                           {.wanted = [](RegionIndex slab) { return slab.value() % 3 != 0; },
                            .queued = [&](RegionIndex slab) { queued.push_back(slab); },
                            .done = [&](RegionIndex slab) { done.push_back(slab); }});
@@ -175,13 +238,13 @@ TEST_F(CudaImageRestorerTest, CopiesWhatIsWantedInOrder) {
   EXPECT_EQ(FakeCuda::Registered(), 0u);
 }
 
-TEST_F(CudaImageRestorerTest, StagesAreOpenToAStreamBeforeTheirBytesAreThere) {
+TEST_P(CudaImageRestorerTest, StagesAreOpenToStreamsBeforeTheirBytesAreThere) {
   auto restorer = *memory_->OpenImage(Image(), shape_);
   FakeCuda::Pause();
   std::atomic<int> queued = 0, done = 0;
   absl::Status status;
   std::thread thread([&] {
-    status = restorer->Restore(target(), all_,
+    status = restorer->Restore(targets(), all_,
                                {.wanted = [](RegionIndex) { return true; },
                                 .queued = [&](RegionIndex) { ++queued; },
                                 .done = [&](RegionIndex) { ++done; }});
@@ -190,40 +253,47 @@ TEST_F(CudaImageRestorerTest, StagesAreOpenToAStreamBeforeTheirBytesAreThere) {
   while (queued < 3) std::this_thread::yield();
   EXPECT_EQ(done, 0);
   EXPECT_FALSE(Equal(2));
-  ASSERT_TRUE(memory_->context()->MakeCurrent().ok());
-  auto compute = *CudaStream::Create(memory_->context());
   const CudaDriver& driver = FakeCudaDriver();
-  ASSERT_EQ(
-      driver.cuStreamWaitEvent(compute.get(), static_cast<CUevent>(restorer->StageEvent(0, 0)), 0),
-      CUDA_SUCCESS);
-  std::string seen(kSlabSize, 0);
-  ASSERT_EQ(
-      driver.cuMemcpyDtoHAsync(seen.data(), reinterpret_cast<CUdeviceptr>(target() + 2 * kSlabSize),
-                               kSlabSize, compute.get()),
-      CUDA_SUCCESS);
+  std::vector<CudaStream> compute;
+  std::vector<std::string> seen(GetParam().size(), std::string(kSlabSize, 0));
+  for (int rank = 0; rank < ranks(); ++rank) {
+    ASSERT_TRUE(memory_->context(rank)->MakeCurrent().ok());
+    compute.push_back(*CudaStream::Create(memory_->context(rank)));
+    const auto event = static_cast<CUevent>(restorer->StageEvent(0, rank));
+    ASSERT_EQ(driver.cuStreamWaitEvent(compute.back().get(), event, 0), CUDA_SUCCESS);
+    const auto from = reinterpret_cast<CUdeviceptr>(targets()[rank] + 2 * kSlabSize);
+    ASSERT_EQ(driver.cuMemcpyDtoHAsync(seen[rank].data(), from, kSlabSize, compute.back().get()),
+              CUDA_SUCCESS);
+  }
   FakeCuda::Resume();
-  ASSERT_TRUE(compute.Synchronize().ok());
-  EXPECT_EQ(std::memcmp(seen.data(), &content_[2 * kSlabSize], kSlabSize), 0);
+  for (size_t rank = 0; rank < seen.size(); ++rank) {
+    ASSERT_TRUE(compute[rank].Synchronize().ok());
+    EXPECT_TRUE(Same(seen[rank].data(), rank, 2));
+  }
   thread.join();
   EXPECT_TRUE(status.ok()) << status;
   EXPECT_EQ(done, static_cast<int>(kSlabs));
 }
 
-TEST_F(CudaImageRestorerTest, BytesThatArriveWrongAreFoundAndNeverDone) {
+TEST_P(CudaImageRestorerTest, BytesThatArriveWrongAreFoundAndNeverDone) {
   auto restorer = *memory_->OpenImage(Image(), shape_);
-  FakeCuda::CorruptCopy(6);
+  // One GPU's sixth at the latest.
+  FakeCuda::CorruptCopy(ranks() * 6);
   std::vector<RegionIndex> done;
   const absl::Status status =
-      restorer->Restore(target(), all_,
+      restorer->Restore(targets(), all_,
                         {.wanted = [](RegionIndex) { return true; },
                          .queued = [](RegionIndex) {},
                          .done = [&](RegionIndex slab) { done.push_back(slab); }});
   EXPECT_TRUE(absl::IsDataLoss(status)) << status;
-  EXPECT_THAT(std::string(status.message()), HasSubstr("slab 5 "));
-  EXPECT_THAT(done, ::testing::Not(::testing::Contains(RegionIndex(5))));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("of the parameter image has checksum"));
+  for (const RegionIndex slab : done) EXPECT_TRUE(Equal(slab.value())) << slab;
 }
 
-TEST_F(CudaImageRestorerTest, FilesThatAreNoImageAreRefused) {
+TEST_P(CudaImageRestorerTest, FilesThatAreNoImageAreRefused) {
+  ImageShape parts = shape_;
+  ++parts.ranks;
+  EXPECT_TRUE(absl::IsInvalidArgument(memory_->OpenImage(Image(), parts).status()));
   shape_.checksums.pop_back();
   EXPECT_TRUE(absl::IsInvalidArgument(memory_->OpenImage(Image(), shape_).status()));
 }

@@ -1,9 +1,14 @@
-// A broker with a pool of GPU memory and workers of two tenants, all in this process, over the test
-// double of the driver: everything that happens to slabs on a GPU but the GPU.
+// A broker with a pool of GPU memory, on one GPU or on two, and workers of two tenants, all in this
+// process, over the test double of the driver: everything that happens to slabs on GPUs but the
+// GPUs.
+#include <algorithm>
 #include <cstring>
 #include <memory>
 #include <string>
+#include <vector>
 
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
 #include "absl/time/clock.h"
 #include "broker/device/cuda_slab_device.h"
@@ -27,7 +32,7 @@ constexpr uint32_t kWorkspace = 2;
 
 absl::StatusOr<std::unique_ptr<SlabDevice>> FakePool(const CudaPool& pool) {
   return CudaSlabDevice::Open({.driver = &FakeCudaDriver(),
-                               .gpu = pool.gpu,
+                               .gpus = pool.gpus,
                                .slabs = pool.slabs,
                                .slab_bytes = pool.slab_bytes,
                                .generation = pool.generation});
@@ -55,16 +60,48 @@ struct Tenant {
       }
     }
   }
-  char* at(RegionIndex index) {
-    return reinterpret_cast<char*>(client->kv()) + index.value() * kSlabSize;
+
+  // A KV slab, or the workspace's first, on every GPU.
+  std::vector<char*> At(RegionIndex index) const {
+    std::vector<char*> pieces;
+    for (int rank = 0; rank < client->ranks(); ++rank) {
+      pieces.push_back(reinterpret_cast<char*>(client->kv(rank)) + index.value() * kSlabSize);
+    }
+    return pieces;
+  }
+  // Another value on each GPU.
+  void Fill(RegionIndex index, int value) const {
+    for (char* piece : At(index)) std::memset(piece, value++, kSlabSize);
+  }
+  bool Holds(RegionIndex index, int value) const {
+    for (const char* piece : At(index)) {
+      const auto expected = static_cast<char>(value++);
+      if (!std::all_of(piece, piece + kSlabSize, [&](char c) { return c == expected; })) {
+        return false;
+      }
+    }
+    return true;
+  }
+  bool IsZero(RegionIndex index) const {
+    for (const char* piece : At(index)) {
+      if (!std::all_of(piece, piece + kSlabSize, [](char c) { return c == 0; })) return false;
+    }
+    return true;
   }
 };
 
-class CudaSessionTest : public ::testing::TestWithParam<bool> {
+struct Setup {
+  bool trusted = false;
+  std::vector<int> gpus;
+};
+
+class CudaSessionTest : public ::testing::TestWithParam<Setup> {
  protected:
   CudaSessionTest() {
     FakeCuda::Reset();
-    FakeCuda::SetMemory(kSlab * kPool + FakeCuda::InUse());
+    for (const int gpu : GetParam().gpus) {
+      FakeCuda::SetMemory(gpu, kSlab * kPool + FakeCuda::InUse(gpu));
+    }
     RegisterFakeKernels();
     StartBroker();
   }
@@ -73,8 +110,9 @@ class CudaSessionTest : public ::testing::TestWithParam<bool> {
     const std::string yaml = absl::StrReplaceAll(
         node_.Config(kPool, "  min_residence: 10ms\n  residence_restores: 0\n",
                      "    workspace: 4 MiB\n"),
-        {{"pool:\n", absl::StrCat("pool:\n  backend: cuda\n  slab_bytes: 2 MiB\n",
-                                  "  trusted_workers: ", GetParam() ? "true" : "false", "\n")}});
+        {{"pool:\n", absl::StrCat("pool:\n  backend: cuda\n  slab_bytes: 2 MiB\n  gpus: [",
+                                  absl::StrJoin(GetParam().gpus, ", "), "]\n  trusted_workers: ",
+                                  GetParam().trusted ? "true" : "false", "\n")}});
     auto parsed = YamlConfig::Parse(yaml, "broker.yaml");
     ASSERT_TRUE(parsed.ok()) << parsed.status();
     auto config = ReadBrokerConfig(*parsed, "");
@@ -86,7 +124,7 @@ class CudaSessionTest : public ::testing::TestWithParam<bool> {
   }
 
   void Connect(const std::string& name, Tenant& tenant) {
-    auto memory = CudaMemory::Open({.driver = &FakeCudaDriver()});
+    auto memory = CudaMemory::Open({.driver = &FakeCudaDriver(), .gpus = GetParam().gpus});
     ASSERT_TRUE(memory.ok()) << memory.status();
     tenant.memory = *std::move(memory);
     GrpcMemoryClient::Options options;
@@ -120,22 +158,25 @@ class CudaSessionTest : public ::testing::TestWithParam<bool> {
 
   bool ParametersAreTheImages(Tenant& tenant) {
     const v1::ImageManifest& manifest = tenant.client->manifest();
+    const int slabs = manifest.slab_checksums_size() / tenant.client->ranks();
     for (int i = 0; i < manifest.slab_checksums_size(); ++i) {
-      const std::byte* slab = tenant.client->parameters() + i * kSlabSize;
+      const std::byte* slab = tenant.client->parameters(i / slabs) + i % slabs * kSlabSize;
       if (SlabChecksum({slab, kSlabSize}) != manifest.slab_checksums(i)) return false;
     }
     return true;
-  }
-
-  static bool All(const char* data, char value) {
-    return std::all_of(data, data + kSlabSize, [value](char c) { return c == value; });
   }
 
   TestNode node_;
   std::unique_ptr<BrokerServer> server_;
 };
 
-INSTANTIATE_TEST_SUITE_P(ScrubAndRetire, CudaSessionTest, ::testing::Bool());
+INSTANTIATE_TEST_SUITE_P(Pools, CudaSessionTest,
+                         ::testing::Values(Setup{true, {0}}, Setup{false, {0}}, Setup{true, {1, 0}},
+                                           Setup{false, {1, 0}}),
+                         [](const auto& info) {
+                           return absl::StrCat(info.param.trusted ? "Scrub" : "Retire",
+                                               info.param.gpus.size());
+                         });
 
 TEST_P(CudaSessionTest, WorkspaceParametersAndKvComeAndNothingIsLeftAfterwards) {
   Tenant alpha;
@@ -148,8 +189,8 @@ TEST_P(CudaSessionTest, WorkspaceParametersAndKvComeAndNothingIsLeftAfterwards) 
   EXPECT_TRUE(alpha.client->gate().CheckPassed().ok());
   AwaitKv(alpha, 5);
   for (const RegionIndex index : alpha.kv) {
-    EXPECT_TRUE(All(alpha.at(index), 0));
-    std::memset(alpha.at(index), 3, kSlabSize);
+    EXPECT_TRUE(alpha.IsZero(index));
+    alpha.Fill(index, 3);
   }
   const v1::TenantMemory status = server_->broker().Status().tenants(0);
   EXPECT_EQ(status.workspace_slabs(), kWorkspace);
@@ -157,7 +198,7 @@ TEST_P(CudaSessionTest, WorkspaceParametersAndKvComeAndNothingIsLeftAfterwards) 
   alpha.client->ReleaseKv(alpha.kv);
   alpha.kv.clear();
   AwaitKv(alpha, 5);
-  for (const RegionIndex index : alpha.kv) EXPECT_TRUE(All(alpha.at(index), 0));
+  for (const RegionIndex index : alpha.kv) EXPECT_TRUE(alpha.IsZero(index));
 }
 
 TEST_P(CudaSessionTest, SlabsThatChangeTenantsShowNothingOfTheFirst) {
@@ -170,8 +211,8 @@ TEST_P(CudaSessionTest, SlabsThatChangeTenantsShowNothingOfTheFirst) {
     // Room for its parameters and its workspace stays within its quota.
     AwaitKv(owner, kPool - kWorkspace - TestNode::kImageSlabs);
     for (const RegionIndex index : owner.kv) {
-      ASSERT_TRUE(All(owner.at(index), 0)) << "round " << round;
-      std::memset(owner.at(index), 17 + round, kSlabSize);
+      ASSERT_TRUE(owner.IsZero(index)) << "round " << round;
+      owner.Fill(index, 17 + round);
     }
     owner.client->SetKvTarget(0, 0);
     owner.client->ReleaseKv(owner.kv);
@@ -184,8 +225,9 @@ TEST_P(CudaSessionTest, BrokerRestartKeepsContentAndBringsEverySlabBack) {
   Connect("alpha", alpha);
   Activate(alpha);
   AwaitKv(alpha, 6);
-  for (const RegionIndex index : alpha.kv) std::memset(alpha.at(index), 5, kSlabSize);
-  std::memset(alpha.client->workspace(), 6, kWorkspace * kSlabSize);
+  for (const RegionIndex index : alpha.kv) alpha.Fill(index, 5);
+  // Behind the KV region.
+  alpha.Fill(RegionIndex(kPool), 6);
   // Two that the worker keeps at most, and the broker does not know of after its restart.
   alpha.client->SetKvTarget(4, 4);
   alpha.client->ReleaseKv(absl::MakeConstSpan(alpha.kv).last(2));
@@ -199,8 +241,8 @@ TEST_P(CudaSessionTest, BrokerRestartKeepsContentAndBringsEverySlabBack) {
   }));
   StartBroker();
   ASSERT_TRUE(Eventually([&] { return server_->broker().Status().tenants(0).attached(); }));
-  for (const RegionIndex index : alpha.kv) EXPECT_TRUE(All(alpha.at(index), 5));
-  EXPECT_EQ(reinterpret_cast<char*>(alpha.client->workspace())[5], 6);
+  for (const RegionIndex index : alpha.kv) EXPECT_TRUE(alpha.Holds(index, 5));
+  EXPECT_TRUE(alpha.Holds(RegionIndex(kPool), 6));
   EXPECT_TRUE(ParametersAreTheImages(alpha));
   const v1::TenantMemory status = server_->broker().Status().tenants(0);
   EXPECT_EQ(status.kv_slabs(), 4u);
@@ -211,7 +253,7 @@ TEST_P(CudaSessionTest, BrokerRestartKeepsContentAndBringsEverySlabBack) {
   Tenant beta;
   Connect("beta", beta);
   AwaitKv(beta, kPool - 2 * kWorkspace - 4 - status.image_slabs());
-  for (const RegionIndex index : beta.kv) EXPECT_TRUE(All(beta.at(index), 0));
+  for (const RegionIndex index : beta.kv) EXPECT_TRUE(beta.IsZero(index));
 }
 
 TEST_P(CudaSessionTest, ParametersLeaveForKvAndComeBack) {
@@ -230,12 +272,26 @@ TEST_P(CudaSessionTest, ParametersLeaveForKvAndComeBack) {
     return beta.kv.size() == kMost;
   }));
   EXPECT_EQ(alpha.client->Mapped().parameters, kPool - 2 * kWorkspace - kMost);
-  for (const RegionIndex index : beta.kv) ASSERT_TRUE(All(beta.at(index), 0));
+  for (const RegionIndex index : beta.kv) ASSERT_TRUE(beta.IsZero(index));
   beta.client->SetKvTarget(0, 0);
   beta.client->ReleaseKv(beta.kv);
   beta.kv.clear();
   Activate(alpha);
   EXPECT_TRUE(ParametersAreTheImages(alpha));
+}
+
+TEST_P(CudaSessionTest, WorkersWithAnotherNumberOfGpusAreRefused) {
+  Tenant alpha;
+  alpha.memory = *CudaMemory::Open({.driver = &FakeCudaDriver(), .gpus = {0, 1, 2}});
+  GrpcMemoryClient::Options options;
+  options.connection.address = "unix:" + node_.control();
+  options.connection.descriptor_socket = node_.descriptors();
+  options.connection.tenant = "alpha";
+  options.connection.secret = TestNode::Secret("alpha");
+  options.backend = alpha.memory.get();
+  const absl::Status status = GrpcMemoryClient::Connect(std::move(options)).status();
+  EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
+  EXPECT_THAT(std::string(status.message()), ::testing::HasSubstr("engine.gpus"));
 }
 
 TEST_P(CudaSessionTest, HostWorkersAreRefused) {

@@ -216,6 +216,7 @@ v1::ImageManifest FakeBroker::Manifest() const {
   manifest.set_fingerprint(std::string(32, 'f'));
   manifest.set_slab_bytes(kSlab.count());
   manifest.set_image_bytes((kSlab * kImageSlabs).count());
+  manifest.set_ranks(1);
   uint32_t first = 0;
   for (const uint32_t count : {1, 2, 1}) {
     v1::ImageStage& stage = *manifest.add_stages();
