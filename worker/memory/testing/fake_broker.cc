@@ -139,7 +139,7 @@ void FakeBroker::Send(const v1::BrokerMessage& message) {
 
 Token FakeBroker::MakeOffer(Offer offer) {
   const Token token = Token::Random();
-  offers_.emplace(token, std::move(offer));
+  offers_[token] = std::move(offer);
   return token;
 }
 
