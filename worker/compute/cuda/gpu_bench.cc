@@ -79,8 +79,7 @@ ModelConfig Shape(const std::string& name) {
     c.latent = LatentAttention{
         .kv_lora_rank = 512, .qk_nope_head_dim = 128, .qk_rope_head_dim = 64, .v_head_dim = 128};
   } else {
-    Die(absl::InvalidArgumentError(
-        "shape: expected llama3-8b, llama2-13b or deepseek-v2-lite, got " + name));
+    return ValueOrDie(ReadModelConfig(name));
   }
   return c;
 }
@@ -260,8 +259,8 @@ Json Run(const Flags& flags, const GpuModel& model, const CudaRunnerOptions& opt
     out["first_token"].push_back(bench.FirstToken(tokens));
     std::cerr << out["first_token"].back() << std::endl;
   }
-  if (flags.quick) return out;
   const int32_t context = 4000;
+  if (flags.quick || model.config().max_position < 2 * context) return out;
   const double ms = bench.Decode(32, context, 64);
   out["long_context"] = {{"batch", 32}, {"context", context}, {"ms_step", ms}};
   std::cerr << out["long_context"] << std::endl;
@@ -301,7 +300,8 @@ int RunCollectives(const Flags& flags) {
 int Main(int argc, char** argv) {
   Flags flags;
   CLI::App app("Measures the GPU runner on random weights");
-  app.add_option("--shape", flags.shape, "llama3-8b, llama2-13b or deepseek-v2-lite");
+  app.add_option("--shape", flags.shape,
+                 "llama3-8b, llama2-13b, deepseek-v2-lite, or a folder with config.json");
   app.add_option("--out", flags.out, "file for the JSON");
   app.add_option("--gemm-cache", flags.cache, "file of GEMM algorithms");
   app.add_option("--commit", flags.commit, "commit of this program, for the JSON");
@@ -324,7 +324,10 @@ int Main(int argc, char** argv) {
 
   if (flags.collectives) return RunCollectives(flags);
   ModelConfig config = Shape(flags.shape);
-  if (flags.layers > 0) config.num_layers = flags.layers;
+  if (flags.layers > 0) {
+    config.num_layers = flags.layers;
+    if (!config.layer_windows.empty()) config.layer_windows.resize(flags.layers);
+  }
   CudaRunnerOptions options;
   options.graphs = flags.graphs && flags.profile.empty();
   options.gemm_cache_file = flags.cache;

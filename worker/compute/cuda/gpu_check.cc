@@ -1,17 +1,19 @@
 // Checks the GPU runner on the GPU machine: logits against a reference, equal results when plans
 // are replayed or pipelined, harmless padding rows, sampling against worker/core/sampling.h.
 //
-//   gpu_check --reference FILE [--tp GPUS] [--out FILE] [--short]
+//   gpu_check --reference FILE [--gemm-cache FILE] [--tp GPUS] [--out FILE] [--short]
 //
 // FILE is what tests/reference/make_reference.py wrote: a small model whose weights both sides
 // generate, a prompt, logits at some of its positions in float32, and how far transformers in
 // bfloat16 is from them. The runner may be twice as far. Prints one JSON object; exits with 1 if a
 // check failed.
 #include <cuda_runtime_api.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <iostream>
 #include <map>
@@ -471,7 +473,10 @@ int Main(int argc, char** argv) {
   options.block_tokens = kBlockTokens;
   options.max_sequences = kMaxSequences;
   options.max_step_tokens = 4096;
-  options.gemm_cache_file = cache;
+  // Runners that measured for themselves might choose other algorithms, and differ in low bits.
+  const std::string own_cache =
+      std::filesystem::temp_directory_path() / ("gpu_check." + std::to_string(getpid()) + ".gemm");
+  options.gemm_cache_file = cache.empty() ? own_cache : cache;
   options.overlap_launches = overlap;
   options.tensor_core_tokens = tensor_core_tokens;
   const auto model = ValueOrDie(GpuModel::Create(config, 32768, options, ranks));
@@ -490,6 +495,7 @@ int Main(int argc, char** argv) {
   Json json = {
       {"model", reference["name"]}, {"ranks", ranks}, {"checks", check.RunAll(one.get(), passed)}};
   json["passed"] = passed;
+  std::filesystem::remove(own_cache);
   std::cout << json.dump(1) << "\n";
   if (!out.empty()) std::ofstream(out) << json.dump(1) << "\n";
   return passed ? EXIT_SUCCESS : EXIT_FAILURE;
