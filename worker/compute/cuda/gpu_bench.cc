@@ -208,6 +208,7 @@ struct Flags {
   std::string profile;
   int32_t layers = 0;
   int32_t steps = 256;
+  int32_t context = 128;
   int32_t fused_rows = 16;
   int32_t tensor_core_tokens = 16384;
   int32_t ranks = 1;
@@ -247,8 +248,8 @@ Json Run(const Flags& flags, const GpuModel& model, const CudaRunnerOptions& opt
     return out;
   }
   for (const int32_t batch : flags.batches) {
-    bench.Decode(batch, 128, 8);
-    const double ms = bench.Decode(batch, 128, flags.steps);
+    bench.Decode(batch, flags.context, 8);
+    const double ms = bench.Decode(batch, flags.context, flags.steps);
     out["decode"].push_back({{"batch", batch},
                              {"ms_step", ms},
                              {"tokens_per_s", batch * 1e3 / ms},
@@ -308,6 +309,7 @@ int Main(int argc, char** argv) {
   app.add_option("--date", flags.date, "date, for the JSON");
   app.add_option("--layers", flags.layers, "layers instead of the shape's");
   app.add_option("--steps", flags.steps, "decode steps of each measurement");
+  app.add_option("--context", flags.context, "tokens that sequences hold when decodes begin");
   app.add_option("--batches", flags.batches, "batch sizes")->delimiter(',');
   app.add_option("--prompts", flags.prompts, "prompt lengths")->delimiter(',');
   app.add_option("--profile", flags.profile, "decode or prefill: one step for a profiler");
