@@ -39,12 +39,9 @@ __device__ void NormalizeLatent(const LatentAppendArgs& args, const Vector8* fro
   }
 }
 
-// One block per row: its first warp takes the latent, then a thread takes eight pairs of the key or
-// of a query head.
-__global__ void LatentAppendKernel(LatentAppendArgs args) {
-  AwaitPrevious();
-  LetNextLaunch();
-  const int64_t row = blockIdx.x;
+// A block's first warp takes the latent, then a thread takes eight pairs of the key or of a query
+// head.
+__device__ void AppendRow(const LatentAppendArgs& args, int64_t row) {
   const auto* down = static_cast<const Vector8*>(args.down) + row * (args.down_stride / kVector);
   auto* queries = static_cast<Vector8*>(args.queries) + row * (args.query_stride / kVector);
   auto* latent = static_cast<Vector8*>(args.latents) + args.kv_slots[row] / kVector;
@@ -75,6 +72,12 @@ __global__ void LatentAppendKernel(LatentAppendArgs args) {
   }
 }
 
+__global__ void LatentAppendKernel(LatentAppendArgs args) {
+  AwaitPrevious();
+  LetNextLaunch();
+  AppendRow(args, blockIdx.x);
+}
+
 constexpr int kTileOutputs = 16;  // of a warp
 constexpr int kWarps = 4;
 constexpr int kWarpInputs = 128;  // at most
@@ -90,15 +93,22 @@ __device__ inline void Multiply(const uint32_t (&a)[4], const uint32_t (&b)[2], 
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
-// A block has four tiles of 16 outputs of a head, or with kSplit one, of which each warp sums a
-// quarter of the inputs.
+// The first blocks append a row each. Another block has four tiles of 16 outputs of a head, or with
+// kSplit one, of which each warp sums a quarter of the inputs.
 template <bool kSplit>
-__global__ void __launch_bounds__(kWarps * 32) HeadProductKernel(HeadProductArgs args) {
+__global__ void __launch_bounds__(kWarps * 32)
+    HeadProductKernel(HeadProductArgs args, LatentAppendArgs append) {
+  const int block = static_cast<int>(blockIdx.x) - append.rows;
+  if (block < 0) {
+    AwaitPrevious();
+    LetNextLaunch();
+    return AppendRow(append, blockIdx.x);
+  }
   __shared__ float parts[kSplit ? kWarps : 1][kHeadProductRows][kTileOutputs];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int member = lane / 4, part = lane % 4;
   const int tiles = args.outputs / kTileOutputs;
-  const int tile = kSplit ? blockIdx.x : blockIdx.x * kWarps + warp;
+  const int tile = kSplit ? block : block * kWarps + warp;
   const int head = tile / tiles;
   const int first_output = tile % tiles * kTileOutputs;
   const int warp_inputs = kSplit ? args.inputs / kWarps : args.inputs;
@@ -166,13 +176,13 @@ bool HasHeadProduct(int32_t outputs, int32_t inputs) {
          warp_inputs <= kWarpInputs && inputs % warp_inputs == 0;
 }
 
-cudaError_t HeadProduct(const HeadProductArgs& args, cudaStream_t stream) {
+cudaError_t HeadProduct(const HeadProductArgs& args, const LatentAppendArgs& append,
+                        cudaStream_t stream) {
   const int tiles = args.heads * (args.outputs / kTileOutputs);
-  if (args.inputs > kWarpInputs) {
-    return LaunchOverlapped(HeadProductKernel<true>, tiles, kWarps * 32, 0, stream, args);
-  }
-  return LaunchOverlapped(HeadProductKernel<false>, (tiles + kWarps - 1) / kWarps, kWarps * 32, 0,
-                          stream, args);
+  const bool split = args.inputs > kWarpInputs;
+  const int blocks = append.rows + (split ? tiles : (tiles + kWarps - 1) / kWarps);
+  return LaunchOverlapped(split ? HeadProductKernel<true> : HeadProductKernel<false>, blocks,
+                          kWarps * 32, 0, stream, args, append);
 }
 
 cudaError_t LatentAppend(const LatentAppendArgs& args, cudaStream_t stream) {

@@ -31,7 +31,9 @@ struct LatentAppendArgs {
 cudaError_t LatentAppend(const LatentAppendArgs& args, cudaStream_t stream);
 
 // A product with a matrix for each head, for few rows: output[r, h] = weights[h] input[r, h]. Reads
-// the weights before the kernel before has ended. A row's numbers do not depend on the others.
+// the weights before the kernel before has ended. A row's numbers do not depend on the others. With
+// rows in `append` does LatentAppend's work in the same launch; its queries are written elsewhere
+// than where `input` is read.
 struct HeadProductArgs {
   const void* weights = nullptr;  // [heads, outputs, inputs]
   const void* input = nullptr;    // row r, head h at input + r * input_stride + h * input_step
@@ -48,7 +50,8 @@ struct HeadProductArgs {
 inline constexpr int32_t kHeadProductRows = 16;
 // Whether there is a kernel for matrices of this size.
 bool HasHeadProduct(int32_t outputs, int32_t inputs);
-cudaError_t HeadProduct(const HeadProductArgs& args, cudaStream_t stream);
+cudaError_t HeadProduct(const HeadProductArgs& args, const LatentAppendArgs& append,
+                        cudaStream_t stream);
 
 }  // namespace palimpsest::cuda
 

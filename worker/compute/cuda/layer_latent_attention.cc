@@ -22,31 +22,32 @@ absl::StatusOr<LayerLatentAttention::Product> LayerLatentAttention::MakeProduct(
   return product;
 }
 
-absl::Status LayerLatentAttention::Multiply(const Product& product, const MatrixPlacement& weights,
-                                            size_t input, size_t output, int32_t rows,
-                                            cudaStream_t stream) const {
-  if (rows > product.fused_rows) {
-    GemmCall call;
-    call.rows = rows;
-    call.weights = context_.Tensor(weights.offset);
-    call.input = context_.At<void>(input);
-    call.output = context_.At<void>(output);
-    return product.gemm->Run(call, stream);
-  }
+HeadProductArgs LayerLatentAttention::FusedArgs(const Product& product,
+                                                const GemmCall& call) const {
   const GemmShape& shape = product.gemm->shape();
   HeadProductArgs args;
-  args.weights = context_.Tensor(weights.offset);
-  args.input = context_.At<void>(input);
+  args.weights = call.weights;
+  args.input = call.input;
   args.input_stride = shape.input_stride;
   args.input_step = shape.input_step;
-  args.output = context_.At<void>(output);
+  args.output = call.output;
   args.output_stride = shape.output_stride;
   args.output_step = shape.output_step;
-  args.rows = rows;
+  args.rows = call.rows;
   args.heads = shape.batch;
   args.outputs = shape.outputs;
   args.inputs = shape.inputs;
-  return CudaStatus(HeadProduct(args, stream), "product of heads");
+  return args;
+}
+
+GemmCall LayerLatentAttention::CallOf(const MatrixPlacement& weights, size_t input, size_t output,
+                                      int32_t rows) const {
+  GemmCall call;
+  call.rows = rows;
+  call.weights = context_.Tensor(weights.offset);
+  call.input = context_.At<void>(input);
+  call.output = context_.At<void>(output);
+  return call;
 }
 
 absl::StatusOr<std::unique_ptr<LayerLatentAttention>> LayerLatentAttention::Create(
@@ -85,8 +86,7 @@ std::byte* LayerLatentAttention::LatentsOf(int32_t layer) const {
          context_.config.KvTokenBytes().count() * layer * context_.options.block_tokens;
 }
 
-absl::Status LayerLatentAttention::RotateAndStore(int32_t layer, const PackedStep& step,
-                                                  cudaStream_t stream) {
+LatentAppendArgs LayerLatentAttention::AppendArgs(int32_t layer, const PackedStep& step) const {
   const ModelConfig& config = context_.config;
   const LatentAttention& latent = *config.latent;
   const LayerPlacement& at = context_.layout.layers[static_cast<size_t>(layer)];
@@ -106,7 +106,27 @@ absl::Status LayerLatentAttention::RotateAndStore(int32_t layer, const PackedSte
   args.head_dim = config.head_dim;
   args.rank = latent.kv_lora_rank;
   args.half_dim = latent.qk_rope_head_dim / 2;
-  return CudaStatus(LatentAppend(args, stream), "rotate and store");
+  return args;
+}
+
+absl::Status LayerLatentAttention::AbsorbAndStore(int32_t layer, const PackedStep& step,
+                                                  cudaStream_t stream) {
+  const MatrixPlacement& k_up = context_.layout.layers[static_cast<size_t>(layer)].k_up;
+  const int32_t rows = step.counts.rows;
+  const LatentAppendArgs append = AppendArgs(layer, step);
+  const GemmCall call = CallOf(k_up, context_.places.queries, context_.places.absorbed, rows);
+  if (rows <= k_up_.fused_rows) {
+    return CudaStatus(HeadProduct(FusedArgs(k_up_, call), append, stream), "absorb and store");
+  }
+  absl::Status status = CudaStatus(LatentAppend(append, stream), "rotate and store");
+  return status.ok() ? k_up_.gemm->Run(call, stream) : status;
+}
+
+absl::Status LayerLatentAttention::Expand(int32_t layer, int32_t rows, cudaStream_t stream) {
+  const MatrixPlacement& v_up = context_.layout.layers[static_cast<size_t>(layer)].v_up;
+  const GemmCall call = CallOf(v_up, context_.places.absorbed, context_.places.attention, rows);
+  if (rows > v_up_.fused_rows) return v_up_.gemm->Run(call, stream);
+  return CudaStatus(HeadProduct(FusedArgs(v_up_, call), {}, stream), "expand values");
 }
 
 absl::Status LayerLatentAttention::Attend(int32_t layer, const PackedStep& step,
@@ -154,16 +174,9 @@ absl::Status LayerLatentAttention::Attend(int32_t layer, const PackedStep& step,
 }
 
 absl::Status LayerLatentAttention::Run(int32_t layer, const PackedStep& step, cudaStream_t stream) {
-  const LayerPlacement& at = context_.layout.layers[static_cast<size_t>(layer)];
-  const ForwardPlaces& places = context_.places;
-  const int32_t rows = step.counts.rows;
-  absl::Status status = RotateAndStore(layer, step, stream);
-  if (status.ok()) {
-    status = Multiply(k_up_, at.k_up, places.queries, places.absorbed, rows, stream);
-  }
+  absl::Status status = AbsorbAndStore(layer, step, stream);
   if (status.ok()) status = Attend(layer, step, stream);
-  if (!status.ok()) return status;
-  return Multiply(v_up_, at.v_up, places.absorbed, places.attention, rows, stream);
+  return status.ok() ? Expand(layer, step.counts.rows, stream) : status;
 }
 
 }  // namespace palimpsest::cuda

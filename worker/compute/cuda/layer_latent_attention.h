@@ -35,18 +35,21 @@ class LayerLatentAttention {
  private:
   explicit LayerLatentAttention(const ForwardContext& context) : context_(context) {}
 
-  std::byte* LatentsOf(int32_t layer) const;
-  absl::Status RotateAndStore(int32_t layer, const PackedStep& step, cudaStream_t stream);
-  absl::Status Attend(int32_t layer, const PackedStep& step, cudaStream_t stream);
-
   // One product for all heads: of few rows by HeadProduct, else by cuBLASLt.
   struct Product {
     int32_t fused_rows = 0;
     std::unique_ptr<Gemm> gemm;
   };
   absl::StatusOr<Product> MakeProduct(GemmLibrary& library, const GemmShape& shape) const;
-  absl::Status Multiply(const Product& product, const MatrixPlacement& weights, size_t input,
-                        size_t output, int32_t rows, cudaStream_t stream) const;
+  GemmCall CallOf(const MatrixPlacement& weights, size_t input, size_t output, int32_t rows) const;
+  HeadProductArgs FusedArgs(const Product& product, const GemmCall& call) const;
+
+  std::byte* LatentsOf(int32_t layer) const;
+  LatentAppendArgs AppendArgs(int32_t layer, const PackedStep& step) const;
+  // Stores latents, rotates queries, brings what is not rotated into the latents' space.
+  absl::Status AbsorbAndStore(int32_t layer, const PackedStep& step, cudaStream_t stream);
+  absl::Status Attend(int32_t layer, const PackedStep& step, cudaStream_t stream);
+  absl::Status Expand(int32_t layer, int32_t rows, cudaStream_t stream);
 
   const ForwardContext& context_;
   Product k_up_, v_up_;
