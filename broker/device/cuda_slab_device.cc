@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
-#include "broker/device/descriptor_limit.h"
+#include "common/descriptor_limit.h"
 
 namespace palimpsest {
 namespace {

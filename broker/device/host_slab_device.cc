@@ -9,7 +9,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "broker/device/descriptor_limit.h"
+#include "common/descriptor_limit.h"
 #include "common/file.h"
 #include "common/mapping.h"
 #include "common/memory_file.h"

@@ -12,7 +12,7 @@
 #include <cstring>
 #include <thread>
 
-#include "broker/device/descriptor_limit.h"
+#include "common/descriptor_limit.h"
 #include "common/mapping.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"

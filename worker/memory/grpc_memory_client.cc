@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "common/descriptor_limit.h"
 #include "common/log.h"
 #include "common/monotonic_time.h"
 #include "common/random.h"
@@ -16,6 +17,8 @@ constexpr uint32_t kMaxPoolSlabs = 1 << 24;
 constexpr Bytes kMaxSlab = GiB(1);
 constexpr Bytes kPage = KiB(4);
 constexpr size_t kFingerprintBytes = 32;
+// Connections, the image, files: besides those of slabs.
+constexpr uint64_t kOtherDescriptors = 1024;
 
 absl::Status BadAttached(absl::string_view why) {
   return absl::InvalidArgumentError(absl::StrCat("the broker's Attached makes no sense: ", why));
@@ -136,6 +139,11 @@ absl::Status GrpcMemoryClient::Start(std::shared_ptr<BrokerConnection> connectio
   manifest_ = attached.image();
   if (options_.check_manifest) {
     if (absl::Status status = options_.check_manifest(manifest_); !status.ok()) return status;
+  }
+  // Of every slab that it may ever hold or keep.
+  const uint64_t descriptors = uint64_t{attached.pool_slabs()} * static_cast<uint64_t>(ranks());
+  if (absl::Status status = ReserveDescriptors(descriptors + kOtherDescriptors); !status.ok()) {
+    return status;
   }
   slab_bytes_ = Bytes(static_cast<int64_t>(attached.slab_bytes()));
   quota_slabs_ = static_cast<int32_t>(std::min(attached.quota_slabs(), attached.pool_slabs()));

@@ -1,5 +1,7 @@
 #include "worker/memory/grpc_memory_client.h"
 
+#include <sys/resource.h>
+
 #include <cstring>
 #include <functional>
 #include <thread>
@@ -25,6 +27,18 @@ TEST_F(GrpcMemoryClientTest, AttachingMapsNothingAndSaysSo) {
   EXPECT_EQ(client_->Mapped().kv, 0);
   EXPECT_EQ(client_->Mapped().image, 4);
   EXPECT_FALSE(broker_.last_attach().has_reattach());
+}
+
+TEST_F(GrpcMemoryClientTest, DescriptorsOfEverySlabMayBeHeld) {
+  rlimit before;
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
+  const rlimit low = {512, before.rlim_max};
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &low), 0);
+  Connect();
+  rlimit after;
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &after), 0);
+  EXPECT_GE(after.rlim_cur, FakeBroker::kPoolSlabs + 1024);
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
 }
 
 TEST_F(GrpcMemoryClientTest, ActivationIsAskedForOnceAndRestoresTheImage) {

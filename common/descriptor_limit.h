@@ -1,6 +1,6 @@
 // How many descriptors this process may hold.
-#ifndef PALIMPSEST_BROKER_DEVICE_DESCRIPTOR_LIMIT_H_
-#define PALIMPSEST_BROKER_DEVICE_DESCRIPTOR_LIMIT_H_
+#ifndef PALIMPSEST_COMMON_DESCRIPTOR_LIMIT_H_
+#define PALIMPSEST_COMMON_DESCRIPTOR_LIMIT_H_
 
 #include <cstdint>
 
@@ -14,4 +14,4 @@ absl::Status ReserveDescriptors(uint64_t count);
 
 }  // namespace palimpsest
 
-#endif  // PALIMPSEST_BROKER_DEVICE_DESCRIPTOR_LIMIT_H_
+#endif  // PALIMPSEST_COMMON_DESCRIPTOR_LIMIT_H_

@@ -1,4 +1,4 @@
-#include "broker/device/descriptor_limit.h"
+#include "common/descriptor_limit.h"
 
 #include <sys/resource.h>
 
