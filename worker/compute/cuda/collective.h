@@ -16,6 +16,7 @@
 #include <cstdint>
 
 #include "absl/status/status.h"
+#include "worker/compute/cuda/summed_norm.h"
 
 namespace palimpsest::cuda {
 
@@ -30,6 +31,16 @@ class Collective {
   // `data`: `count` bfloat16 numbers, a multiple of 8, aligned to 16 bytes. They become their sums
   // over the ranks, with the same bits on all of them.
   virtual absl::Status AllReduce(void* data, int64_t count, cudaStream_t stream) = 0;
+
+  // An all-reduce behind what is on `stream` now and beside what is enqueued there later, until
+  // Join has `stream` wait for it. Only Join and more of these may come between.
+  virtual absl::Status AllReduceBeside(void* data, int64_t count, cudaStream_t stream) = 0;
+  virtual absl::Status Join(cudaStream_t stream) = 0;
+
+  // Whether AllReduceNorm takes matrices of this shape.
+  virtual bool JoinsNorm(int32_t rows, int32_t size) const = 0;
+  // AllReduce of rows and then their RMS norm, in one.
+  virtual absl::Status AllReduceNorm(void* data, const SummedNorm& norm, cudaStream_t stream) = 0;
 
   // Puts matrices side by side. `parts`: float [ranks, rows, columns], aligned to 16 bytes; this
   // rank's matrix is in its place, the others may be overwritten. `whole`: float [rows, width]; its

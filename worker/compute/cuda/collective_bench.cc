@@ -96,6 +96,52 @@ class Exchange {
     return true;
   }
 
+  // Whether AllReduceNorm gives what a sum and a norm give: the same sums, norms within the last
+  // bit.
+  absl::StatusOr<bool> NormIsRight(int32_t rows, int32_t size) {
+    const size_t count = static_cast<size_t>(rows) * size;
+    std::vector<char> right(ranks_.size());
+    absl::Status status = Each([&](Rank& rank, Collective& collective) {
+      auto* sums = static_cast<uint16_t*>(rank.data);
+      auto* norms = static_cast<uint16_t*>(rank.whole);
+      uint16_t* const weight = norms + 2 * count;
+      const auto seed = static_cast<uint64_t>(collective.rank()) + 5;
+      absl::Status done = CudaStatus(FillUniform(weight, size, 1, 0.5f, 1, rank.stream), "fill");
+      for (int i : {0, 1}) {
+        done.Update(CudaStatus(
+            FillUniform(sums + i * count, static_cast<int64_t>(count), 0, 1, seed, rank.stream),
+            "fill"));
+      }
+      if (done.ok()) {
+        done = collective.AllReduceNorm(sums, {weight, norms, rows, size, 1e-5f}, rank.stream);
+      }
+      if (done.ok()) {
+        done = collective.AllReduce(sums + count, static_cast<int64_t>(count), rank.stream);
+      }
+      RmsNormArgs args;
+      args.input = sums + count;
+      args.weight = weight;
+      args.output = norms + count;
+      args.rows = rows;
+      args.size = size;
+      args.epsilon = 1e-5f;
+      done.Update(CudaStatus(RmsNorm(args, rank.stream), "norm"));
+      std::vector<uint16_t> got(2 * count), normed(2 * count);
+      done.Update(Read(rank, sums, got));
+      done.Update(Read(rank, norms, normed));
+      bool same = std::equal(got.begin(), got.begin() + static_cast<int64_t>(count),
+                             got.begin() + static_cast<int64_t>(count));
+      for (size_t i = 0; i < count; ++i) {
+        same = same && std::abs(int{normed[i]} - int{normed[count + i]}) <= 1;
+      }
+      right[collective.rank()] = same;
+      return done;
+    });
+    if (!status.ok()) return status;
+    return std::all_of(right.begin(), right.end(), [](char r) { return r != 0; });
+  }
+  bool JoinsNorm(int32_t rows, int32_t size) { return group_->rank(0).JoinsNorm(rows, size); }
+
   // Whether matrices come to stand side by side; `columns` of the last rank are cut by `cut`.
   absl::StatusOr<bool> GatherIsRight(int32_t rows, int32_t columns, int32_t cut) {
     const auto ranks = static_cast<int32_t>(ranks_.size());
@@ -259,6 +305,19 @@ absl::StatusOr<Json> MeasureCollectives(const std::vector<int>& devices) {
       if (!right.ok()) return right.status();
       ok = ok && *right;
       if (!*right) json["wrong_gathers"].push_back({rows, columns, cut});
+    }
+    for (const auto& [rows, size] : {std::pair(1, 64), {17, 576}, {32, 4096}, {256, 8192}}) {
+      if (!(*exchange)->JoinsNorm(rows, size)) continue;
+      auto right = (*exchange)->NormIsRight(rows, size);
+      if (!right.ok()) return right.status();
+      ok = ok && *right;
+      if (!*right) json["wrong_norms"].push_back({rows, size});
+      auto time = (*exchange)->Microseconds(
+          [&](void* data, void* whole, Collective& collective, cudaStream_t stream) {
+            return collective.AllReduceNorm(data, {whole, whole, rows, size, 1e-5f}, stream);
+          });
+      if (!time.ok()) return time.status();
+      json["all_reduce_norm"].push_back({{"rows", rows}, {"size", size}, {"us", *time}});
     }
     for (size_t bytes = size_t{8} << 10; bytes <= size_t{32} << 20; bytes *= 2) {
       auto time = (*exchange)->Microseconds(

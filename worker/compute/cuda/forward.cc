@@ -137,7 +137,7 @@ absl::StatusOr<ActivationRows> Forward::RowsAfterAttention(int32_t layer, const 
 }
 
 absl::Status Forward::Layer(int32_t layer, const PackedStep& step, const PrefillShape& prefill,
-                            cudaStream_t stream) {
+                            StageGate gate, cudaStream_t stream) {
   const LayerPlacement& at = context_.layout.layers[static_cast<size_t>(layer)];
   absl::Status status = products_->Qkv(at, step.counts.rows, stream);
   if (status.ok()) {
@@ -149,7 +149,16 @@ absl::Status Forward::Layer(int32_t layer, const PackedStep& step, const Prefill
   if (!rows.ok()) return rows.status();
   if (rows->count == 0) return absl::OkStatus();
   status = products_->Output(at, *rows, stream);
-  return status.ok() ? products_->Mlp(at, *rows, stream) : status;
+  if (!status.ok()) return status;
+  // Sums over ranks take the next norm along. Not while parameters may be coming in.
+  const LayerPlacement* next = nullptr;
+  if (context_.options.collective != nullptr && step.counts.prefills == 0 &&
+      layer + 1 < context_.config.num_layers) {
+    status = gate(2 + layer);
+    if (!status.ok()) return status;
+    next = &at + 1;
+  }
+  return products_->Mlp(at, next, *rows, stream);
 }
 
 absl::Status Forward::Head(const PackedStep& step, StageGate gate, cudaStream_t stream) {
@@ -192,7 +201,7 @@ absl::Status Forward::Enqueue(const PackedStep& step, const PrefillShape& prefil
   }
   for (int32_t layer = 0; status.ok() && layer < context_.config.num_layers; ++layer) {
     status = gate(1 + layer);
-    if (status.ok()) status = Layer(layer, step, prefill, stream);
+    if (status.ok()) status = Layer(layer, step, prefill, gate, stream);
   }
   return status.ok() ? Head(step, gate, stream) : status;
 }

@@ -62,7 +62,7 @@ class Forward {
   absl::Status EmbedTokens(const PackedStep& step, cudaStream_t stream);
   absl::Status FinishEmbeddings(const PackedStep& step, cudaStream_t stream);
   absl::Status Layer(int32_t layer, const PackedStep& step, const PrefillShape& prefill,
-                     cudaStream_t stream);
+                     StageGate gate, cudaStream_t stream);
   absl::StatusOr<ActivationRows> RowsAfterAttention(int32_t layer, const PackedStep& step,
                                                     cudaStream_t stream);
   absl::Status Head(const PackedStep& step, StageGate gate, cudaStream_t stream);

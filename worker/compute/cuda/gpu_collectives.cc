@@ -134,9 +134,11 @@ absl::Status GpuCollectives::FirstCalls(const std::vector<NcclLibrary::Comm>& co
     });
     status.Update(nccl_.Check(nccl_.ncclGroupEnd(), "first exchange"));
   }
-  each([&](size_t) {
+  each([&](size_t rank) {
     const cudaError_t error = cudaStreamSynchronize(nullptr);
-    return CudaStatus(error == cudaSuccess ? PreparePeerExchange() : error, "first exchange");
+    absl::Status done =
+        CudaStatus(error == cudaSuccess ? PreparePeerExchange() : error, "first exchange");
+    return done.ok() ? members_[rank]->MakeStream() : done;
   });
   for (void* memory : data) cudaFree(memory);
   return status;
@@ -196,6 +198,46 @@ absl::Status GpuCollectives::Member::AllReduce(void* data, int64_t count, cudaSt
     return nccl_.AllReduce(data, static_cast<size_t>(count), stream);
   }
   return CudaStatus(PeerAllReduce(exchange_, data, bytes, stream), "all-reduce");
+}
+
+GpuCollectives::Member::~Member() {
+  if (event_ != nullptr) cudaEventDestroy(event_);
+  if (beside_ != nullptr) cudaStreamDestroy(beside_);
+}
+
+// Of the highest priority: what it runs takes few multiprocessors, and others wait for it.
+absl::Status GpuCollectives::Member::MakeStream() {
+  int lowest = 0, highest = 0;
+  absl::Status status =
+      CudaStatus(cudaDeviceGetStreamPriorityRange(&lowest, &highest), "priorities of streams");
+  status.Update(
+      CudaStatus(cudaStreamCreateWithPriority(&beside_, cudaStreamNonBlocking, highest), "stream"));
+  status.Update(CudaStatus(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "event"));
+  return status;
+}
+
+absl::Status GpuCollectives::Member::AllReduceBeside(void* data, int64_t count,
+                                                     cudaStream_t stream) {
+  absl::Status status = CudaStatus(cudaEventRecord(event_, stream), "event");
+  status.Update(CudaStatus(cudaStreamWaitEvent(beside_, event_, 0), "all-reduce"));
+  if (!status.ok()) return status;
+  return nccl_.AllReduce(data, static_cast<size_t>(count), beside_);
+}
+
+absl::Status GpuCollectives::Member::Join(cudaStream_t stream) {
+  absl::Status status = CudaStatus(cudaEventRecord(event_, beside_), "event");
+  status.Update(CudaStatus(cudaStreamWaitEvent(stream, event_, 0), "all-reduce"));
+  return status;
+}
+
+bool GpuCollectives::Member::JoinsNorm(int32_t rows, int32_t size) const {
+  return group_.direct_ && group_.options_.max_direct_sum_bytes > 0 &&
+         TakesNorm(ranks(), rows, size);
+}
+
+absl::Status GpuCollectives::Member::AllReduceNorm(void* data, const SummedNorm& norm,
+                                                   cudaStream_t stream) {
+  return CudaStatus(PeerAllReduceNorm(exchange_, data, norm, stream), "all-reduce and norm");
 }
 
 absl::Status GpuCollectives::Member::AllGather(float* parts, float* whole, int32_t rows,

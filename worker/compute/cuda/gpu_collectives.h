@@ -47,10 +47,15 @@ class GpuCollectives final : public CollectiveGroup {
   class Member final : public Collective {
    public:
     Member(GpuCollectives& group, int rank, NcclLibrary::Comm comm);
+    ~Member() override;
 
     int rank() const override { return exchange_.rank; }
     int ranks() const override { return exchange_.ranks; }
     absl::Status AllReduce(void* data, int64_t count, cudaStream_t stream) override;
+    absl::Status AllReduceBeside(void* data, int64_t count, cudaStream_t stream) override;
+    absl::Status Join(cudaStream_t stream) override;
+    bool JoinsNorm(int32_t rows, int32_t size) const override;
+    absl::Status AllReduceNorm(void* data, const SummedNorm& norm, cudaStream_t stream) override;
     absl::Status AllGather(float* parts, float* whole, int32_t rows, int32_t columns, int32_t width,
                            cudaStream_t stream) override;
     void Abort(const absl::Status& status) override { group_.Abort(status); }
@@ -59,9 +64,14 @@ class GpuCollectives final : public CollectiveGroup {
    private:
     friend class GpuCollectives;
 
+    // With the rank's GPU current.
+    absl::Status MakeStream();
+
     GpuCollectives& group_;
     NcclCommunicator nccl_;
     PeerExchange exchange_;
+    cudaStream_t beside_ = nullptr;
+    cudaEvent_t event_ = nullptr;
   };
 
   GpuCollectives(const GpuCollectivesOptions& options, const NcclLibrary& nccl,

@@ -1,5 +1,6 @@
 #include "worker/compute/cuda/layer_products.h"
 
+#include <algorithm>
 #include <utility>
 #include <vector>
 
@@ -13,6 +14,11 @@ namespace {
 
 // Above the decode sizes.
 constexpr int32_t kPrefillRows[] = {384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192};
+
+// Rows of a piece, at least, and pieces, at most, in which products of many rows meet those of
+// other ranks.
+constexpr int32_t kPieceRows = 1000;
+constexpr int32_t kMaxPieces = 8;
 
 // The decode sizes for which there are no fused products.
 std::vector<int32_t> DecodeSteps(const ForwardOptions& options, int32_t fused_rows) {
@@ -183,7 +189,7 @@ absl::Status LayerProducts::Qkv(const LayerPlacement& at, int32_t rows, cudaStre
     status =
         MultiplyFused({}, &norm, at.qkv, at.qkv_bias, places.residual, places.wide, rows, stream);
   } else {
-    status = NormalizeRows(norm, places.residual, nullptr, rows, places.normalized, stream);
+    status = NormalizeNext(norm, places.residual, rows, stream);
     if (status.ok()) {
       status = Multiply(*qkv_, at.qkv, at.qkv_bias, places.normalized, places.wide, rows, stream);
     }
@@ -212,21 +218,53 @@ absl::Status LayerProducts::QueriesOfLatent(const LayerPlacement& at, int32_t ro
   return Multiply(*q_up_, at.q_up, {}, places.normalized, places.queries, rows, stream);
 }
 
-absl::Status LayerProducts::MultiplyToResidual(Gemm& product, const MatrixPlacement& weights,
-                                               const VectorPlacement& bias,
-                                               const VectorPlacement& post_norm, size_t input,
+absl::Status LayerProducts::NormalizeNext(const Norm& norm, size_t input, int32_t rows,
+                                          cudaStream_t stream) {
+  if (std::exchange(normalized_, std::nullopt) == norm.weight.offset) return absl::OkStatus();
+  return NormalizeRows(norm, input, nullptr, rows, context_.places.normalized, stream);
+}
+
+absl::Status LayerProducts::MultiplyAndAdd(Gemm& product, const BranchEnd& end, size_t input,
+                                           size_t output, int32_t rows, cudaStream_t stream) {
+  const bool normed = end.post_norm.size > 0;
+  if (context_.options.collective != nullptr && rows >= 2 * kPieceRows) {
+    return MultiplyInPieces(product, end, input, output, rows, stream);
+  }
+  absl::Status status = Fused(rows)
+                            ? MultiplyFused({.residual = !normed}, nullptr, end.weights, end.bias,
+                                            input, output, rows, stream)
+                            : Multiply(product, end.weights, end.bias, input, output, rows, stream);
+  return status.ok() ? AddRanks(output, rows, normed ? nullptr : end.next, stream) : status;
+}
+
+absl::Status LayerProducts::MultiplyInPieces(Gemm& product, const BranchEnd& end, size_t input,
+                                             size_t output, int32_t rows, cudaStream_t stream) {
+  Collective& collective = *context_.options.collective;
+  const size_t input_row = static_cast<size_t>(end.weights.cols) * sizeof(uint16_t);
+  const size_t output_row = static_cast<size_t>(end.weights.rows) * sizeof(uint16_t);
+  const int64_t pieces = std::min(rows / kPieceRows, kMaxPieces);
+  absl::Status status;
+  for (int64_t i = 0; status.ok() && i < pieces; ++i) {
+    const auto first = static_cast<size_t>(rows * i / pieces);
+    const auto count = static_cast<int32_t>(rows * (i + 1) / pieces) - static_cast<int32_t>(first);
+    status = Multiply(product, end.weights, end.bias, input + first * input_row,
+                      output + first * output_row, count, stream);
+    if (!status.ok()) break;
+    status = collective.AllReduceBeside(context_.At<void>(output + first * output_row),
+                                        int64_t{count} * end.weights.rows, stream);
+  }
+  return status.ok() ? collective.Join(stream) : status;
+}
+
+absl::Status LayerProducts::MultiplyToResidual(Gemm& product, const BranchEnd& end, size_t input,
                                                const ActivationRows& rows, cudaStream_t stream) {
-  const bool normed = post_norm.size > 0;
+  const bool normed = end.post_norm.size > 0;
   const size_t output = normed ? context_.places.branch : rows.residual;
-  absl::Status status = Fused(rows.count)
-                            ? MultiplyFused({.residual = !normed}, nullptr, weights, bias, input,
-                                            output, rows.count, stream)
-                            : Multiply(product, weights, bias, input, output, rows.count, stream);
-  if (status.ok()) status = AddRanks(output, rows.count, stream);
+  absl::Status status = MultiplyAndAdd(product, end, input, output, rows.count, stream);
   if (!status.ok() || !normed) return status;
   NormArgs args;
   args.input = context_.At<void>(output);
-  args.weight = context_.Tensor(post_norm.offset);
+  args.weight = context_.Tensor(end.post_norm.offset);
   args.offset = context_.config.norm_weight_offset;
   args.output = context_.At<void>(rows.residual);
   args.add = true;
@@ -238,8 +276,9 @@ absl::Status LayerProducts::MultiplyToResidual(Gemm& product, const MatrixPlacem
 
 absl::Status LayerProducts::Output(const LayerPlacement& at, const ActivationRows& rows,
                                    cudaStream_t stream) {
-  return MultiplyToResidual(*o_, at.o, at.o_bias, at.post_attention_norm, rows.attention, rows,
-                            stream);
+  const Norm next = {at.mlp_norm, at.mlp_norm_bias};
+  return MultiplyToResidual(*o_, {at.o, at.o_bias, at.post_attention_norm, &next}, rows.attention,
+                            rows, stream);
 }
 
 absl::Status LayerProducts::Activate(int32_t rows, cudaStream_t stream) {
@@ -257,8 +296,8 @@ absl::Status LayerProducts::Activate(int32_t rows, cudaStream_t stream) {
   return CudaStatus(SiluMultiply(input, output, rows, size, stream), "SiLU");
 }
 
-absl::Status LayerProducts::Mlp(const LayerPlacement& at, const ActivationRows& rows,
-                                cudaStream_t stream) {
+absl::Status LayerProducts::Mlp(const LayerPlacement& at, const LayerPlacement* next,
+                                const ActivationRows& rows, cudaStream_t stream) {
   const ForwardPlaces& places = context_.places;
   const Norm norm = {at.mlp_norm, at.mlp_norm_bias};
   absl::Status status;
@@ -266,7 +305,7 @@ absl::Status LayerProducts::Mlp(const LayerPlacement& at, const ActivationRows& 
     status = MultiplyFused({.activation = true}, &norm, at.gate_up, at.gate_up_bias, rows.residual,
                            places.activated, rows.count, stream);
   } else {
-    status = NormalizeRows(norm, rows.residual, nullptr, rows.count, places.normalized, stream);
+    status = NormalizeNext(norm, rows.residual, rows.count, stream);
     if (status.ok()) {
       status = Multiply(*gate_up_, at.gate_up, at.gate_up_bias, places.normalized, places.wide,
                         rows.count, stream);
@@ -274,8 +313,11 @@ absl::Status LayerProducts::Mlp(const LayerPlacement& at, const ActivationRows& 
     if (status.ok()) status = Activate(rows.count, stream);
   }
   if (!status.ok()) return status;
-  return MultiplyToResidual(*down_, at.down, at.down_bias, at.post_mlp_norm, places.activated, rows,
-                            stream);
+  const LayerPlacement& following = next != nullptr ? *next : at;
+  const Norm next_norm = {following.attention_norm, following.attention_norm_bias};
+  return MultiplyToResidual(
+      *down_, {at.down, at.down_bias, at.post_mlp_norm, next != nullptr ? &next_norm : nullptr},
+      places.activated, rows, stream);
 }
 
 absl::Status LayerProducts::OwnHead(size_t residual, const int32_t* indexes, int32_t count,
@@ -305,11 +347,23 @@ absl::Status LayerProducts::Head(size_t residual, const int32_t* indexes, int32_
                     "soft cap of logits");
 }
 
-absl::Status LayerProducts::AddRanks(size_t place, int32_t rows, cudaStream_t stream) {
+absl::Status LayerProducts::AddRanks(size_t place, int32_t rows, const Norm* next,
+                                     cudaStream_t stream) {
   Collective* const collective = context_.options.collective;
   if (collective == nullptr) return absl::OkStatus();
-  return collective->AllReduce(context_.At<void>(place),
-                               int64_t{rows} * context_.config.hidden_size, stream);
+  void* const data = context_.At<void>(place);
+  const int32_t size = context_.config.hidden_size;
+  if (next == nullptr || Fused(rows) || !plain_norms() || !collective->JoinsNorm(rows, size)) {
+    return collective->AllReduce(data, int64_t{rows} * size, stream);
+  }
+  SummedNorm norm;
+  norm.weight = context_.Tensor(next->weight.offset);
+  norm.output = context_.At<void>(context_.places.normalized);
+  norm.rows = rows;
+  norm.size = size;
+  norm.epsilon = context_.config.rms_norm_eps;
+  normalized_ = next->weight.offset;
+  return collective->AllReduceNorm(data, norm, stream);
 }
 
 size_t LayerProducts::own_logits(int32_t count) const {

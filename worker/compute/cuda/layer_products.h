@@ -10,6 +10,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -35,8 +36,10 @@ class LayerProducts {
   absl::Status Qkv(const LayerPlacement& at, int32_t rows, cudaStream_t stream);
   // Adds the attention's output to the residual stream.
   absl::Status Output(const LayerPlacement& at, const ActivationRows& rows, cudaStream_t stream);
-  // Adds the MLP's output to the residual stream.
-  absl::Status Mlp(const LayerPlacement& at, const ActivationRows& rows, cudaStream_t stream);
+  // Adds the MLP's output to the residual stream. `next`: the layer whose Qkv comes next, if its
+  // parameters may be read already; else null.
+  absl::Status Mlp(const LayerPlacement& at, const LayerPlacement* next, const ActivationRows& rows,
+                   cudaStream_t stream);
   // Logits of `count` rows of the residual stream at offset `residual`: those that `indexes` names,
   // or the first if it is null.
   absl::Status Head(size_t residual, const int32_t* indexes, int32_t count, cudaStream_t stream);
@@ -50,20 +53,35 @@ class LayerProducts {
     const VectorPlacement& weight;
     const VectorPlacement& bias;
   };
+  // The last product of a branch, with what comes behind it.
+  struct BranchEnd {
+    const MatrixPlacement& weights;
+    const VectorPlacement& bias;
+    const VectorPlacement& post_norm;
+    const Norm* next;  // of the residual stream; may be null
+  };
 
   absl::Status MakeProducts(cudaStream_t stream);
-  // Adds up what the ranks have at a place of the workspace, [rows, hidden_size].
-  absl::Status AddRanks(size_t place, int32_t rows, cudaStream_t stream);
+  // Adds up what the ranks have at a place of the workspace, [rows, hidden_size]. `next`, which may
+  // be null, is the norm that is taken of it next.
+  absl::Status AddRanks(size_t place, int32_t rows, const Norm* next, cudaStream_t stream);
   absl::Status JoinLogits(int32_t count, cudaStream_t stream);
   absl::Status NormalizeRows(const Norm& norm, size_t input, const int32_t* indexes, int32_t count,
                              size_t output, cudaStream_t stream);
+  // All rows of the residual stream at `input`, into `normalized`; AddRanks may have done it.
+  absl::Status NormalizeNext(const Norm& norm, size_t input, int32_t rows, cudaStream_t stream);
   absl::Status Multiply(Gemm& product, const MatrixPlacement& weights, const VectorPlacement& bias,
                         size_t input, size_t output, int32_t rows, cudaStream_t stream);
   absl::Status Activate(int32_t rows, cudaStream_t stream);
-  // Adds the product to the residual stream, if `post_norm` is there by way of it.
-  absl::Status MultiplyToResidual(Gemm& product, const MatrixPlacement& weights,
-                                  const VectorPlacement& bias, const VectorPlacement& post_norm,
-                                  size_t input, const ActivationRows& rows, cudaStream_t stream);
+  // A product whose parts the ranks have, and its sum over them.
+  absl::Status MultiplyAndAdd(Gemm& product, const BranchEnd& end, size_t input, size_t output,
+                              int32_t rows, cudaStream_t stream);
+  // The same for many rows: the sum of a piece is under way while the next is multiplied.
+  absl::Status MultiplyInPieces(Gemm& product, const BranchEnd& end, size_t input, size_t output,
+                                int32_t rows, cudaStream_t stream);
+  // Adds the product to the residual stream, if there is a norm behind it by way of that.
+  absl::Status MultiplyToResidual(Gemm& product, const BranchEnd& end, size_t input,
+                                  const ActivationRows& rows, cudaStream_t stream);
 
   absl::Status QueriesOfLatent(const LayerPlacement& at, int32_t rows, cudaStream_t stream);
 
@@ -88,6 +106,8 @@ class LayerProducts {
   const ForwardContext& context_;
   std::unique_ptr<GemmLibrary> library_;
   std::unique_ptr<Gemm> qkv_, q_up_, o_, gate_up_, down_, head_;
+  // Weight of the norm that `normalized` holds already.
+  std::optional<Bytes> normalized_;
 };
 
 }  // namespace palimpsest::cuda

@@ -60,20 +60,36 @@ __device__ inline bool Receive(uint4* slot, const volatile uint32_t* aborted, ui
   return true;
 }
 
-// Sends this block's share of `own` to all others, then calls take(index, rank, vector) for what
-// each rank has of each vector of the share, in the order of ranks.
+// Vectors of a message that one thread exchanges: first, first + stride ... below end.
+struct Share {
+  int64_t first;
+  int64_t stride;
+  int64_t end;
+
+  // Of a message that all threads of the grid take turns in.
+  __device__ static Share OfGrid(int64_t vectors) {
+    return {static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x,
+            static_cast<int64_t>(gridDim.x) * kThreads, vectors};
+  }
+  // Of a message with a row for each block.
+  __device__ static Share OfRow(int64_t row_vectors) {
+    const int64_t begin = blockIdx.x * row_vectors;
+    return {begin + threadIdx.x, kThreads, begin + row_vectors};
+  }
+};
+
+// Sends the thread's share of `own` to all others, then calls take(i, index, rank, vector) for what
+// each rank has of each of its vectors, in the order of ranks. False after an abort.
 template <typename Take>
-__device__ void Exchange(const PeerExchange& x, const uint4* own, int64_t vectors, Take take) {
+__device__ bool Exchange(const PeerExchange& x, const uint4* own, const Share& share, Take take) {
   AwaitPrevious();
   LetNextLaunch();
   const uint32_t turn = x.turns[blockIdx.x];
-  const int64_t stride = static_cast<int64_t>(gridDim.x) * kThreads;
-  const int64_t first = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   uint4 mine[kMaxVectors];
 #pragma unroll
   for (int i = 0; i < kMaxVectors; ++i) {
-    const int64_t at = first + i * stride;
-    if (at >= vectors) break;
+    const int64_t at = share.first + i * share.stride;
+    if (at >= share.end) break;
     const uint4 v = own[at];
     mine[i] = make_uint4(Sendable(v.x), Sendable(v.y), Sendable(v.z), Sendable(v.w));
     for (int step = 1; step < x.ranks; ++step) {
@@ -83,28 +99,71 @@ __device__ void Exchange(const PeerExchange& x, const uint4* own, int64_t vector
   }
 #pragma unroll
   for (int i = 0; i < kMaxVectors; ++i) {
-    const int64_t at = first + i * stride;
-    if (at >= vectors) break;
+    const int64_t at = share.first + i * share.stride;
+    if (at >= share.end) break;
     for (int from = 0; from < x.ranks; ++from) {
       uint4 v = mine[i];
-      if (from != x.rank && !Receive(Slot(x, x.rank, from, turn, i), x.aborted, v)) return;
-      take(at, from, v);
+      if (from != x.rank && !Receive(Slot(x, x.rank, from, turn, i), x.aborted, v)) return false;
+      take(i, at, from, v);
     }
   }
   __syncthreads();
   if (threadIdx.x == 0) x.turns[blockIdx.x] = turn + 1;
+  return true;
+}
+
+__device__ inline void Add(int from, const uint4& v, float (&sum)[8]) {
+  float values[8];
+  reinterpret_cast<const Vector8&>(v).Unpack(values);
+#pragma unroll
+  for (int j = 0; j < 8; ++j) sum[j] = from == 0 ? values[j] : sum[j] + values[j];
 }
 
 __global__ void __launch_bounds__(kThreads)
     AllReduceKernel(const __grid_constant__ PeerExchange x, uint4* data, int64_t vectors) {
   float sum[8];
-  Exchange(x, data, vectors, [&](int64_t at, int from, const uint4& v) {
-    float values[8];
-    reinterpret_cast<const Vector8&>(v).Unpack(values);
-#pragma unroll
-    for (int j = 0; j < 8; ++j) sum[j] = from == 0 ? values[j] : sum[j] + values[j];
+  Exchange(x, data, Share::OfGrid(vectors), [&](int, int64_t at, int from, const uint4& v) {
+    Add(from, v, sum);
     if (from + 1 == x.ranks) reinterpret_cast<Vector8*>(data)[at] = Vector8::Pack(sum);
   });
+}
+
+// A row for each block.
+__global__ void __launch_bounds__(kThreads)
+    AllReduceNormKernel(const __grid_constant__ PeerExchange x, uint4* data, SummedNorm norm) {
+  __shared__ float squares_of_warps[kThreads / 32];
+  Vector8 held[kMaxVectors];
+  float sum[8];
+  float squares = 0;
+  const Share share = Share::OfRow(norm.size / 8);
+  const bool done = Exchange(x, data, share, [&](int i, int64_t at, int from, const uint4& v) {
+    Add(from, v, sum);
+    if (from + 1 < x.ranks) return;
+    held[i] = Vector8::Pack(sum);
+    reinterpret_cast<Vector8*>(data)[at] = held[i];
+    held[i].Unpack(sum);
+#pragma unroll
+    for (int j = 0; j < 8; ++j) squares += sum[j] * sum[j];
+  });
+  if (!done) return;
+  squares = WarpSum(squares);
+  if (threadIdx.x % 32 == 0) squares_of_warps[threadIdx.x / 32] = squares;
+  __syncthreads();
+  const int lane = threadIdx.x % 32;
+  const float total = WarpSum(lane < kThreads / 32 ? squares_of_warps[lane] : 0.0f);
+  const float scale = rsqrtf(total / static_cast<float>(norm.size) + norm.epsilon);
+  const auto* weights = static_cast<const Vector8*>(norm.weight);
+#pragma unroll
+  for (int i = 0; i < kMaxVectors; ++i) {
+    const int64_t at = share.first + i * share.stride;
+    if (at >= share.end) break;
+    float values[8], weight[8];
+    held[i].Unpack(values);
+    weights[threadIdx.x + i * kThreads].Unpack(weight);
+#pragma unroll
+    for (int j = 0; j < 8; ++j) values[j] *= scale * weight[j];
+    static_cast<Vector8*>(norm.output)[at] = Vector8::Pack(values);
+  }
 }
 
 // Puts word `at` of a rank's matrix, and the three behind it, where they belong.
@@ -137,7 +196,7 @@ __device__ inline void Place(const SideBySide& shape, float* whole, int from, ui
 __global__ void __launch_bounds__(kThreads)
     AllGatherKernel(const __grid_constant__ PeerExchange x, const uint4* part, int64_t vectors,
                     float* whole, SideBySide shape) {
-  Exchange(x, part, vectors, [&](int64_t at, int from, const uint4& v) {
+  Exchange(x, part, Share::OfGrid(vectors), [&](int, int64_t at, int from, const uint4& v) {
     Place(shape, whole, from, static_cast<uint32_t>(at) * 4, v);
   });
 }
@@ -164,6 +223,7 @@ int BlocksFor(int64_t vectors) {
 cudaError_t PreparePeerExchange() {
   cudaFuncAttributes attributes;
   cudaError_t error = cudaFuncGetAttributes(&attributes, AllReduceKernel);
+  if (error == cudaSuccess) error = cudaFuncGetAttributes(&attributes, AllReduceNormKernel);
   if (error == cudaSuccess) error = cudaFuncGetAttributes(&attributes, AllGatherKernel);
   return error == cudaSuccess ? cudaFuncGetAttributes(&attributes, InterleaveKernel) : error;
 }
@@ -186,6 +246,17 @@ cudaError_t PeerAllReduce(const PeerExchange& exchange, void* data, size_t bytes
   const auto vectors = static_cast<int64_t>(bytes / kVectorBytes);
   return LaunchOverlapped(AllReduceKernel, BlocksFor(vectors), kThreads, 0, stream, exchange,
                           static_cast<uint4*>(data), vectors);
+}
+
+bool TakesNorm(int ranks, int32_t rows, int32_t size) {
+  return rows <= kMaxBlocks && size % 8 == 0 && size / 8 <= VectorsPerThread(ranks) * kThreads;
+}
+
+cudaError_t PeerAllReduceNorm(const PeerExchange& exchange, void* data, const SummedNorm& norm,
+                              cudaStream_t stream) {
+  if (!TakesNorm(exchange.ranks, norm.rows, norm.size)) return cudaErrorInvalidValue;
+  return LaunchOverlapped(AllReduceNormKernel, norm.rows, kThreads, 0, stream, exchange,
+                          static_cast<uint4*>(data), norm);
 }
 
 cudaError_t PeerAllGather(const PeerExchange& exchange, const float* part, float* whole,

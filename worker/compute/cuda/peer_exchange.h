@@ -18,6 +18,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "worker/compute/cuda/summed_norm.h"
+
 namespace palimpsest::cuda {
 
 inline constexpr int kMaxExchangeRanks = 8;
@@ -44,6 +46,11 @@ size_t MaxExchangeBytes(int ranks);
 // data[i] becomes the sum of all ranks' data[i]: bfloat16, `bytes` a multiple of 16.
 cudaError_t PeerAllReduce(const PeerExchange& exchange, void* data, size_t bytes,
                           cudaStream_t stream);
+
+// The same for rows of a matrix, and the norms of the sums.
+bool TakesNorm(int ranks, int32_t rows, int32_t size);
+cudaError_t PeerAllReduceNorm(const PeerExchange& exchange, void* data, const SummedNorm& norm,
+                              cudaStream_t stream);
 
 // Of each rank a float matrix [rows, columns]; they come to stand side by side in `whole`, float
 // [rows, width]. Columns beyond `width` are dropped. `part` is readable to a multiple of 16 bytes.

@@ -47,6 +47,12 @@ class FakeGpus : public CollectiveGroup {
     int rank() const override { return rank_; }
     int ranks() const override { return kRanks; }
     absl::Status AllReduce(void*, int64_t, cudaStream_t) override { return absl::OkStatus(); }
+    absl::Status AllReduceBeside(void*, int64_t, cudaStream_t) override { return absl::OkStatus(); }
+    bool JoinsNorm(int32_t, int32_t) const override { return false; }
+    absl::Status AllReduceNorm(void*, const SummedNorm&, cudaStream_t) override {
+      return absl::OkStatus();
+    }
+    absl::Status Join(cudaStream_t) override { return absl::OkStatus(); }
     absl::Status AllGather(float*, float*, int32_t, int32_t, int32_t, cudaStream_t) override {
       return absl::OkStatus();
     }

@@ -1,0 +1,20 @@
+// A norm that is taken of sums over ranks, as it passes through collectives to their kernels.
+#ifndef PALIMPSEST_WORKER_COMPUTE_CUDA_SUMMED_NORM_H_
+#define PALIMPSEST_WORKER_COMPUTE_CUDA_SUMMED_NORM_H_
+
+#include <cstdint>
+
+namespace palimpsest::cuda {
+
+// output = x / sqrt(mean(x^2) + epsilon) * weight, row by row; bfloat16.
+struct SummedNorm {
+  const void* weight = nullptr;  // [size]
+  void* output = nullptr;        // [rows, size]
+  int32_t rows = 0;
+  int32_t size = 0;
+  float epsilon = 0;
+};
+
+}  // namespace palimpsest::cuda
+
+#endif  // PALIMPSEST_WORKER_COMPUTE_CUDA_SUMMED_NORM_H_
