@@ -4,7 +4,8 @@
 Runs gpu_check on one small model of each architecture, all at once, and gpu_bench on Llama-3-8B's shape.
 Where torch and transformers are, the references are made here with long prompts
 (tests/reference/make_reference.py --long); elsewhere they are those of tests/data/models. Each finding is
-one JSON object a line, as in check_report.h. Limits of times are what vLLM 0.25.1 took on one H200.
+one JSON object a line, as in check_report.h. Limits of times are what vLLM 0.25.1 took on one H200. With
+two GPUs all this again for models shared between them, whose limits are the times of one.
 """
 
 import importlib.util
@@ -53,49 +54,83 @@ def references(folder):
     return sorted(folder.glob("*.json")) or kept
 
 
+def start_check(model, scratch, ranks):
+    """gpu_check of a model: its name, the file it writes, its process."""
+    name = model.stem if ranks == 1 else f"tp{ranks}.{model.stem}"
+    out = scratch / f"{name}.json"
+    return name, out, subprocess.Popen(
+        [program("gpu_check"), "--reference", str(model), "--out", str(out), "--tp", str(ranks),
+         "--gemm-cache", str(scratch / f"{name}.gemm")] + (["--short"] if ranks > 1 else []),
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def finish_check(name, out, process):
+    try:
+        said, _ = process.communicate(timeout=CHECK_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        said = f"no end within {CHECK_TIMEOUT_S} s"
+    if not out.exists():
+        say(name, False, note=last_words(said))
+        return
+    for check, found in json.loads(out.read_text())["checks"].items():
+        note = ", ".join(f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}"
+                         for key, value in found.items() if key != "ok")
+        say(f"{name}.{check}", found["ok"], note=note)
+
+
 def check_models(models, scratch):
-    running = []
+    for started in [start_check(model, scratch, 1) for model in models]:
+        finish_check(*started)
+
+
+def divides(model, ranks):
+    config = json.loads(model.read_text())["config"]
+    heads = config["num_attention_heads"]
+    kv_heads = config.get("num_key_value_heads") or heads
+    return heads % ranks == 0 and (kv_heads % ranks == 0 or ranks % kv_heads == 0)
+
+
+def check_on_two(models, scratch):
+    """One after another: kernels of two GPUs wait for each other."""
     for model in models:
-        out = scratch / f"{model.stem}.json"
-        running.append((model.stem, out, subprocess.Popen(
-            [program("gpu_check"), "--reference", str(model), "--out", str(out),
-             "--gemm-cache", str(scratch / f"{model.stem}.gemm")],
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)))
-    for name, out, process in running:
-        try:
-            said, _ = process.communicate(timeout=CHECK_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            said = f"no end within {CHECK_TIMEOUT_S} s"
-        if not out.exists():
-            say(name, False, note=last_words(said))
-            continue
-        for check, found in json.loads(out.read_text())["checks"].items():
-            note = ", ".join(f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}"
-                             for key, value in found.items() if key != "ok")
-            say(f"{name}.{check}", found["ok"], note=note)
+        if divides(model, 2):
+            finish_check(*start_check(model, scratch, 2))
+    out = scratch / "collectives.json"
+    done = subprocess.run([program("gpu_bench"), "--collectives", "--out", str(out)],
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                          timeout=CHECK_TIMEOUT_S)
+    say("collectives", done.returncode == 0, note="" if out.exists() else last_words(done.stdout))
 
 
-def bench(scratch):
-    out = scratch / "bench.json"
+def bench(scratch, ranks, step_limits, first_token_limits):
+    """Returns the times of decode steps and of first tokens."""
+    name = "" if ranks == 1 else f"tp{ranks}."
+    out = scratch / f"{name}bench.json"
     done = subprocess.run(
-        [program("gpu_bench"), "--shape", "llama3-8b", "--out", str(out),
-         "--gemm-cache", str(scratch / "bench.gemm"),
-         "--batches", ",".join(map(str, STEP_LIMITS)),
-         "--prompts", ",".join(map(str, FIRST_TOKEN_LIMITS))],
+        [program("gpu_bench"), "--shape", "llama3-8b", "--out", str(out), "--tp", str(ranks),
+         "--gemm-cache", str(scratch / f"{name}bench.gemm"),
+         "--batches", ",".join(map(str, step_limits)),
+         "--prompts", ",".join(map(str, first_token_limits))],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=CHECK_TIMEOUT_S)
     if done.returncode != 0 or not out.exists():
-        say("bench", False, note=last_words(done.stdout))
-        return
+        say(f"{name}bench", False, note=last_words(done.stdout))
+        return step_limits, first_token_limits
     result = json.loads(out.read_text())
-    for step in result["decode"]:
-        limit = STEP_LIMITS[step["batch"]]
-        say(f"decode_step.{step['batch']}", step["ms_step"] <= limit, value=step["ms_step"], unit="ms",
-            limit=limit)
-    for first in result["first_token"]:
-        limit = FIRST_TOKEN_LIMITS[first["tokens"]]
-        say(f"first_token.{first['tokens']}", first["ms"] <= limit, value=first["ms"], unit="ms",
-            limit=limit)
+    steps = {step["batch"]: step["ms_step"] for step in result["decode"]}
+    firsts = {first["tokens"]: first["ms"] for first in result["first_token"]}
+    for batch, ms in steps.items():
+        say(f"{name}decode_step.{batch}", ms <= step_limits[batch], value=ms, unit="ms",
+            limit=step_limits[batch])
+    for tokens, ms in firsts.items():
+        say(f"{name}first_token.{tokens}", ms <= first_token_limits[tokens], value=ms, unit="ms",
+            limit=first_token_limits[tokens])
+    return steps, firsts
+
+
+def gpu_count():
+    listed = subprocess.run(["nvidia-smi", "-L"], stdout=subprocess.PIPE, text=True, timeout=30)
+    return len(listed.stdout.splitlines())
 
 
 def main():
@@ -103,8 +138,12 @@ def main():
         scratch = pathlib.Path(folder)
         models = scratch / "models"
         models.mkdir()
-        check_models(references(models), scratch)
-        bench(scratch)
+        made = references(models)
+        check_models(made, scratch)
+        one_gpu = bench(scratch, 1, STEP_LIMITS, FIRST_TOKEN_LIMITS)
+        if gpu_count() > 1:
+            check_on_two(made, scratch)
+            bench(scratch, 2, *one_gpu)
     return 1 if failed else 0
 
 
