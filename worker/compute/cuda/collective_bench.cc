@@ -279,15 +279,24 @@ class Exchange {
 }  // namespace
 
 absl::StatusOr<Json> MeasureCollectives(const std::vector<int>& devices) {
+  // Contexts are not the exchange's.
+  for (const int device : devices) {
+    absl::Status status = CudaStatus(cudaSetDevice(device), "choose the GPU");
+    status.Update(CudaStatus(cudaFree(nullptr), "context"));
+    if (!status.ok()) return status;
+  }
+  size_t before = 0, after = 0, total = 0;
   GpuCollectivesOptions options;
   options.devices = devices;
   Json out = {{"gpus", devices.size()}};
   bool ok = true;
   for (const bool direct : {true, false}) {
     if (!direct) options.max_direct_sum_bytes = options.max_direct_gather_bytes = 0;
+    cudaMemGetInfo(&before, &total);
     auto exchange = Exchange::Create(options);
     if (!exchange.ok()) return exchange.status();
-    Json json;
+    cudaMemGetInfo(&after, &total);
+    Json json = {{"gpu_bytes", before - after - 2 * kLargest}};
     out["nccl_version"] = (*exchange)->nccl_version();
     if (direct && !(*exchange)->direct()) {
       out["direct"] = "these GPUs cannot write each other's memory";
