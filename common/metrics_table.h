@@ -58,6 +58,7 @@ inline constexpr auto kMetricTable = [] {
     {"palimpsest_broker_slabs", P::kBroker, T::kGauge, U::kNone, "Slabs of the pool by state (free, granted, revoking, cleaning, quarantined); the sum is the pool's size.", {"state"}},
     {"palimpsest_broker_slab_bytes", P::kBroker, T::kGauge, U::kBytes, "Size of one slab."},
     {"palimpsest_broker_tenant_slabs", P::kBroker, T::kGauge, U::kNone, "Slabs that a tenant holds, by role (parameter, kv, slot, workspace).", {"tenant", "role"}},
+    {"palimpsest_broker_tenant_context_bytes", P::kBroker, T::kGauge, U::kBytes, "What a tenant's worker takes of a GPU beside slabs (context, kernels, graphs, communicators), by kind: allowed (kept of the pool's bytes), measured (by the worker when it started).", {"tenant", "kind"}},
     {"palimpsest_broker_tenant_floor_slabs", P::kBroker, T::kGauge, U::kNone, "Slabs that nobody may take from a tenant.", {"tenant"}},
     {"palimpsest_broker_tenant_quota_slabs", P::kBroker, T::kGauge, U::kNone, "Most slabs that a tenant may hold.", {"tenant"}},
     {"palimpsest_broker_tenant_kv_target_slabs", P::kBroker, T::kGauge, U::kNone, "KV slabs that a tenant's worker asked for.", {"tenant"}},
@@ -77,7 +78,8 @@ inline constexpr auto kMetricTable = [] {
     {"palimpsest_broker_image_bytes", P::kBroker, T::kGauge, U::kBytes, "Host memory held by a tenant's parameter image; tenants with the same model share one.", {"tenant"}},
     {"palimpsest_broker_image_pack_seconds", P::kBroker, T::kHistogram, U::kSeconds, "Duration of packing a parameter image, by phase (fingerprint, pack, checksum).", {"phase"}, B::kLong},
     // Worker: the engine.
-    {"palimpsest_worker_step_seconds", P::kWorker, T::kHistogram, U::kSeconds, "Duration of the parts of a step: schedule, submit, wait (for its tokens), commit, stream (handing out tokens).", {"part"}, B::kShort},
+    {"palimpsest_worker_step_seconds", P::kWorker, T::kHistogram, U::kSeconds, "Duration of the parts of a step: schedule, launch, wait (for its tokens), commit, stream (handing out tokens); on a GPU also, of some steps, device (all work of the step there) and sample (of that, choosing tokens).", {"part"}, B::kShort},
+    {"palimpsest_worker_steps_total", P::kWorker, T::kCounter, U::kNone, "Steps by how they ran: graph (a captured one was replayed), eager.", {"kind"}},
     {"palimpsest_worker_batch_sequences", P::kWorker, T::kHistogram, U::kNone, "Sequences in a step.", {}, B::kCounts},
     {"palimpsest_worker_batch_tokens", P::kWorker, T::kHistogram, U::kNone, "Tokens computed in a step.", {}, B::kCounts},
     {"palimpsest_worker_tokens_total", P::kWorker, T::kCounter, U::kNone, "Tokens by kind: prompt (computed), cached (prompt tokens found in the prefix cache), generated, discarded (of sequences that had ended).", {"kind"}},
@@ -89,6 +91,8 @@ inline constexpr auto kMetricTable = [] {
     // Worker: memory.
     {"palimpsest_worker_kv_blocks", P::kWorker, T::kGauge, U::kNone, "KV blocks by state (used, cached, free).", {"state"}},
     {"palimpsest_worker_mapped_slabs", P::kWorker, T::kGauge, U::kNone, "Slabs mapped, by role (parameter, kv).", {"role"}},
+    {"palimpsest_worker_gpu_memory_bytes", P::kWorker, T::kGauge, U::kBytes, "GPU memory by role: slabs mapped (parameter, kv, workspace) and what lies beside slabs, as measured when the worker started: context (CUDA's), compute (loaded kernels, graphs, communicators).", {"gpu", "role"}},
+    {"palimpsest_worker_link_bytes_per_second", P::kWorker, T::kGauge, U::kNone, "Speed of copies between host and GPU, measured when the worker started, by direction (to_device, from_device).", {"gpu", "direction"}},
     {"palimpsest_worker_gate_wait_seconds", P::kWorker, T::kHistogram, U::kSeconds, "Time a step waited for the parameters of a stage.", {}, B::kShort},
     {"palimpsest_worker_fetch_seconds", P::kWorker, T::kHistogram, U::kSeconds, "Receiving the descriptors of a grant, by role (parameter, kv); part of map_seconds.", {"role"}, B::kShort},
     {"palimpsest_worker_map_seconds", P::kWorker, T::kHistogram, U::kSeconds, "Arrival of a grant to its last slab mapped, by role (parameter, kv).", {"role"}, B::kShort},

@@ -41,6 +41,7 @@
 #include "broker/core/arbiter_actions.h"
 #include "broker/core/pool_config.h"
 #include "broker/core/slab_ledger.h"
+#include "common/bytes.h"
 #include "common/ids.h"
 
 namespace palimpsest {
@@ -99,6 +100,8 @@ struct SessionLoad {
   uint32_t kv_slabs_used = 0;
   uint32_t kv_slabs_cached = 0;
   uint32_t kv_slabs_free = 0;
+  // Of the GPU, beside slabs. Tells nobody but people.
+  Bytes context;
 };
 
 // A slab that a session has or had, as the journal or a returning worker says.

@@ -62,6 +62,8 @@ class Broker : public DescriptorDelegate {
     std::vector<TenantConfig> tenants;
     // Slabs of each tenant's parameter image.
     std::vector<uint32_t> image_slabs;
+    // By tenant; BrokerTenant.context.
+    std::vector<Bytes> context_allowance;
     // How long the descriptors of a grant or an image can be fetched.
     absl::Duration token_lifetime = absl::Seconds(30);
     // How slabs that come back are cleaned: replaced, or zeroed in place (workers are trusted).

@@ -313,6 +313,9 @@ void Broker::FillTenant(const TenantSnapshot& tenant, TenantId id, v1::TenantMem
   load.set_kv_slabs_used(tenant.load.kv_slabs_used);
   load.set_kv_slabs_cached(tenant.load.kv_slabs_cached);
   load.set_kv_slabs_free(tenant.load.kv_slabs_free);
+  load.set_context_bytes(static_cast<uint64_t>(tenant.load.context.count()));
+  out.set_context_allowance_bytes(
+      static_cast<uint64_t>(options_.context_allowance[id.value()].count()));
   out.set_parameter_slabs(tenant.parameter_slabs);
   out.set_kv_slabs(tenant.kv_slabs);
   out.set_workspace_slabs(tenant.workspace_slabs);

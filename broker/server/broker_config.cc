@@ -13,8 +13,10 @@ namespace {
 
 constexpr size_t kMaxTenants = 64;
 constexpr int64_t kMaxPoolSlabs = 1 << 20;
+// A worker's context was measured at 520 to 545 MiB with its kernels and graphs.
+constexpr Bytes kContextAllowance = MiB(640);
 
-BrokerTenant ReadTenant(ConfigReader& reader, Bytes pool_bytes) {
+BrokerTenant ReadTenant(ConfigReader& reader, Bytes pool_bytes, bool cuda) {
   BrokerTenant tenant;
   tenant.name = reader.String("name");
   if (tenant.name.empty() || tenant.name.size() > kMaxTenantBytes) {
@@ -41,6 +43,9 @@ BrokerTenant ReadTenant(ConfigReader& reader, Bytes pool_bytes) {
   }
   tenant.model.kv_block_tokens = reader.Int("kv_block_tokens", 1, 4096, 16);
   tenant.workspace = reader.Size("workspace", Bytes(0), pool_bytes, Bytes(0));
+  tenant.context =
+      reader.Size("context", Bytes(0), pool_bytes, cuda ? kContextAllowance : Bytes(0));
+  if (!cuda && tenant.context > Bytes(0)) reader.Error("context", "only with backend: cuda");
   tenant.priority = static_cast<int32_t>(reader.Int("priority", -1000, 1000, 0));
   tenant.pin = reader.Bool("pin", false);
   tenant.floor = reader.Size("floor", Bytes(0), pool_bytes, Bytes(0));
@@ -94,6 +99,21 @@ void ReadPool(ConfigReader pool, BrokerConfig& config) {
   }
 }
 
+// What the contexts leave.
+void SizePool(BrokerConfig& config, ConfigReader& root) {
+  Bytes contexts;
+  for (const BrokerTenant& tenant : config.tenants) contexts += tenant.context;
+  if (contexts + config.slab_bytes > config.pool_bytes) {
+    root.Error("pool", absl::StrCat("the tenants' contexts take ", contexts.ToString(),
+                                    " of the pool's ", config.pool_bytes.ToString(),
+                                    " and leave no slab: raise pool.bytes, or lower `context` of "
+                                    "the tenants"));
+    return;
+  }
+  config.policy.pool_slabs =
+      static_cast<uint32_t>((config.pool_bytes - contexts) / config.slab_bytes);
+}
+
 void CheckSockets(const BrokerConfig& config, ConfigReader& root) {
   if (config.control_socket.empty() != config.descriptor_socket.empty()) {
     root.Error("control_socket", "control_socket and descriptor_socket are set together or not");
@@ -128,18 +148,19 @@ absl::StatusOr<BrokerConfig> ReadBrokerConfig(YamlConfig& yaml, const std::strin
 
   ReadPool(root.Map("pool"), config);
   config.policy = ReadPolicy(root.Map("policy"));
-  config.policy.pool_slabs = static_cast<uint32_t>(config.pool_bytes / config.slab_bytes);
 
   std::vector<ConfigReader> tenants = root.Maps("tenants", kMaxTenants);
   if (tenants.empty()) root.Error("tenants", "expected at least one tenant");
   std::set<std::string> names;
   for (ConfigReader& reader : tenants) {
-    config.tenants.push_back(ReadTenant(reader, config.pool_bytes));
+    config.tenants.push_back(
+        ReadTenant(reader, config.pool_bytes, config.backend == BrokerConfig::Backend::kCuda));
     if (!names.insert(config.tenants.back().name).second) {
       reader.Error("name", absl::StrCat("a second tenant ", config.tenants.back().name));
     }
   }
   CheckSockets(config, root);
+  SizePool(config, root);
   if (absl::Status status = yaml.Finish(); !status.ok()) return status;
   return config;
 }

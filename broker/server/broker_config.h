@@ -29,6 +29,10 @@ struct BrokerTenant {
   TenantModel model;
   // Activations, logits and kernel workspaces of its worker.
   Bytes workspace;
+  // With backend cuda: what its worker takes of a GPU beside slabs (CUDA's context, loaded kernels,
+  // graphs, communicators). Kept of the pool's bytes and of the tenant's quota, so that all of it
+  // is inside the pool's cap.
+  Bytes context;
   int32_t priority = 0;
   bool pin = false;
   Bytes floor;
@@ -53,7 +57,7 @@ struct BrokerConfig {
   std::vector<int> gpus = {0};
   // Slabs are scrubbed, not replaced, when they come back; with backend cuda alone.
   bool trusted_workers = false;
-  // On each GPU.
+  // On each GPU; slabs and contexts together.
   Bytes pool_bytes;
   Bytes slab_bytes;
   std::vector<BrokerTenant> tenants;

@@ -89,8 +89,24 @@ TEST(ReadBrokerConfig, ReadsAPoolOfGpuMemory) {
   EXPECT_EQ(config->gpus, (std::vector<int>{2, 0}));
   EXPECT_TRUE(config->trusted_workers);
   EXPECT_EQ(config->slab_bytes, MiB(32));
-  EXPECT_EQ(config->policy.pool_slabs, 2048);
   EXPECT_EQ(config->tenants[0].workspace, GiB(1));
+}
+
+TEST(ReadBrokerConfig, ContextsOfAGpuAreInsideThePool) {
+  constexpr char kCuda[] =
+      "node: n1\nstate_dir: state\ncontrol_socket: b\ndescriptor_socket: d\n"
+      "pool: {backend: cuda, bytes: 1 GiB}\ntenants:\n";
+  const auto standard = Read(absl::StrCat(kCuda, kTenant));
+  ASSERT_TRUE(standard.ok()) << standard.status();
+  EXPECT_EQ(standard->tenants[0].context, MiB(640));
+  EXPECT_EQ(standard->policy.pool_slabs, (1024 - 640) / 32);
+  const auto small = Read(absl::StrCat(kCuda, kTenant, "    context: 16 MiB\n"));
+  ASSERT_TRUE(small.ok()) << small.status();
+  EXPECT_EQ(small->policy.pool_slabs, 31);
+  EXPECT_THAT(Refusal(absl::StrCat(kCuda, kTenant, "    context: 1000 MiB\n")),
+              HasSubstr("leave no slab"));
+  EXPECT_THAT(Refusal(absl::StrCat(kHead, kTenant, "    context: 16 MiB\n")),
+              HasSubstr("only with backend: cuda"));
 }
 
 TEST(ReadBrokerConfig, RefusesWhatABackendDoesNotHave) {

@@ -21,8 +21,9 @@ std::string DefaultPacker() {
   std::error_code error;
   const std::filesystem::path folder =
       std::filesystem::read_symlink("/proc/self/exe", error).parent_path();
-  const std::filesystem::path installed = folder / "palimpsest-packer";
-  if (std::filesystem::exists(installed, error)) return installed.string();
+  for (const char* name : {"palimpsest-packer", "packer"}) {
+    if (std::filesystem::exists(folder / name, error)) return (folder / name).string();
+  }
   return (folder / "../../worker/model/packer").lexically_normal().string();
 }
 

@@ -79,6 +79,10 @@ void BrokerMetrics::Refresh(const v1::GetStatusResponse& status,
     m.Gauge<"palimpsest_broker_tenant_slabs">(name, "kv").Set(tenant.kv_slabs());
     m.Gauge<"palimpsest_broker_tenant_slabs">(name, "slot").Set(tenant.slot_slabs());
     m.Gauge<"palimpsest_broker_tenant_slabs">(name, "workspace").Set(tenant.workspace_slabs());
+    m.Gauge<"palimpsest_broker_tenant_context_bytes">(name, "allowed")
+        .Set(static_cast<double>(tenant.context_allowance_bytes()));
+    m.Gauge<"palimpsest_broker_tenant_context_bytes">(name, "measured")
+        .Set(static_cast<double>(tenant.load().context_bytes()));
     m.Gauge<"palimpsest_broker_tenant_floor_slabs">(name).Set(tenant.floor_slabs());
     m.Gauge<"palimpsest_broker_tenant_quota_slabs">(name).Set(tenant.quota_slabs());
     m.Gauge<"palimpsest_broker_tenant_kv_target_slabs">(name).Set(tenant.kv_target_slabs());

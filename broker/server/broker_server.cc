@@ -96,7 +96,11 @@ absl::StatusOr<PoolPlan> PlanPool(const BrokerConfig& config) {
     demand.config.priority = tenant.priority;
     demand.config.pinned = tenant.pin;
     demand.config.floor_slabs = static_cast<uint32_t>(CeilDiv(tenant.floor, config.slab_bytes));
-    demand.config.quota_slabs = static_cast<uint32_t>(tenant.quota / config.slab_bytes);
+    // What contexts of others take is no room for anybody.
+    demand.config.quota_slabs =
+        std::min(config.policy.pool_slabs,
+                 static_cast<uint32_t>(std::max(tenant.quota - tenant.context, Bytes(0)) /
+                                       config.slab_bytes));
     demand.config.workspace_slabs =
         static_cast<uint32_t>(CeilDiv(tenant.workspace, config.slab_bytes));
     demand.config.sequence_slabs =
@@ -104,6 +108,7 @@ absl::StatusOr<PoolPlan> PlanPool(const BrokerConfig& config) {
     demand.image_slabs = static_cast<uint32_t>(image / config.slab_bytes);
     plan.tenants.push_back(demand.config);
     plan.image_slabs.push_back(demand.image_slabs);
+    plan.context_allowance.push_back(tenant.context);
     images[{tenant.model.folder, tenant.model.dummy_seed}] = WholeImageBytes(*manifest);
     demands.push_back(std::move(demand));
   }
@@ -220,6 +225,7 @@ absl::Status BrokerServer::OpenState(const PoolPlan& plan,
                           .slab_bytes = config_.slab_bytes,
                           .tenants = plan.tenants,
                           .image_slabs = plan.image_slabs,
+                          .context_allowance = plan.context_allowance,
                           .token_lifetime = config_.token_lifetime};
   if (config_.trusted_workers) options.cleaning = Broker::Options::Cleaning::kScrub;
   if (config_.backend == BrokerConfig::Backend::kCuda) {

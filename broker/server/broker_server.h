@@ -36,6 +36,7 @@ namespace palimpsest {
 struct PoolPlan {
   std::vector<TenantConfig> tenants;
   std::vector<uint32_t> image_slabs;
+  std::vector<Bytes> context_allowance;
   // Of all images, those with equal folders counted once.
   Bytes image_bytes;
 };

@@ -8,6 +8,7 @@ namespace palimpsest {
 namespace {
 
 constexpr uint32_t kMaxCount = 1 << 24;
+constexpr Bytes kMaxContext = GiB(1024);
 
 // Checks that each of `ids` is in the pool and comes once.
 class SlabSet {
@@ -57,8 +58,18 @@ absl::StatusOr<WorkerEvent> CheckedLoad(const v1::Report& report) {
           absl::StrCat("a report counts ", count, ", expected at most ", kMaxCount));
     }
   }
-  return SessionLoad{report.active(),        report.running_sequences(), report.waiting_sequences(),
-                     report.kv_slabs_used(), report.kv_slabs_cached(),   report.kv_slabs_free()};
+  if (report.context_bytes() > static_cast<uint64_t>(kMaxContext.count())) {
+    return absl::InvalidArgumentError(absl::StrCat("a report of ", report.context_bytes(),
+                                                   " bytes beside slabs, expected at most ",
+                                                   kMaxContext.count()));
+  }
+  return SessionLoad{.active = report.active(),
+                     .running_sequences = report.running_sequences(),
+                     .waiting_sequences = report.waiting_sequences(),
+                     .kv_slabs_used = report.kv_slabs_used(),
+                     .kv_slabs_cached = report.kv_slabs_cached(),
+                     .kv_slabs_free = report.kv_slabs_free(),
+                     .context = Bytes(static_cast<int64_t>(report.context_bytes()))};
 }
 
 absl::StatusOr<WorkerEvent> CheckedReason(v1::Activate::Reason reason) {

@@ -40,6 +40,8 @@ json TenantJson(const v1::TenantMemory& t) {
           {"slot_slabs", t.slot_slabs()},
           {"workspace_slabs", t.workspace_slabs()},
           {"image_slabs", t.image_slabs()},
+          {"context_bytes", t.load().context_bytes()},
+          {"context_allowance_bytes", t.context_allowance_bytes()},
           {"floor_slabs", t.floor_slabs()},
           {"quota_slabs", t.quota_slabs()},
           {"grants_in_flight", t.grants_in_flight()},
@@ -82,19 +84,27 @@ std::string TenantState(const v1::TenantMemory& t) {
   return t.load().active() ? "active" : "idle";
 }
 
+// What lies beside slabs: measured of what is allowed.
+std::string ContextCell(const v1::TenantMemory& t) {
+  if (t.context_allowance_bytes() == 0 && t.load().context_bytes() == 0) return "-";
+  const auto text = [](uint64_t bytes) { return Bytes(static_cast<int64_t>(bytes)).ToString(); };
+  return absl::StrCat(text(t.load().context_bytes()), "/", text(t.context_allowance_bytes()));
+}
+
 std::string TenantsTable(const v1::GetStatusResponse& broker) {
   TextTable table({"TENANT", ">PID", "STATE", ">PARAMETER", ">KV", ">USED", ">CACHED", ">TARGET",
-                   ">OTHER", ">FLOOR", ">QUOTA", ">RUNNING", ">WAITING", ">GRANTS", ">REVOKES"});
+                   ">OTHER", ">CONTEXT", ">FLOOR", ">QUOTA", ">RUNNING", ">WAITING", ">GRANTS",
+                   ">REVOKES"});
   for (const v1::TenantMemory& t : broker.tenants()) {
-    table.AddRow({absl::StrCat(t.tenant(), t.pinned() ? " (pinned)" : ""),
-                  t.pid() == 0 ? "-" : absl::StrCat(t.pid()), TenantState(t),
-                  absl::StrCat(t.parameter_slabs(), "/", t.image_slabs()),
-                  absl::StrCat(t.kv_slabs()), absl::StrCat(t.load().kv_slabs_used()),
-                  absl::StrCat(t.load().kv_slabs_cached()), absl::StrCat(t.kv_target_slabs()),
-                  absl::StrCat(t.slot_slabs() + t.workspace_slabs()), absl::StrCat(t.floor_slabs()),
-                  absl::StrCat(t.quota_slabs()), absl::StrCat(t.load().running_sequences()),
-                  absl::StrCat(t.load().waiting_sequences()), absl::StrCat(t.grants_in_flight()),
-                  absl::StrCat(t.revokes_in_flight())});
+    table.AddRow(
+        {absl::StrCat(t.tenant(), t.pinned() ? " (pinned)" : ""),
+         t.pid() == 0 ? "-" : absl::StrCat(t.pid()), TenantState(t),
+         absl::StrCat(t.parameter_slabs(), "/", t.image_slabs()), absl::StrCat(t.kv_slabs()),
+         absl::StrCat(t.load().kv_slabs_used()), absl::StrCat(t.load().kv_slabs_cached()),
+         absl::StrCat(t.kv_target_slabs()), absl::StrCat(t.slot_slabs() + t.workspace_slabs()),
+         ContextCell(t), absl::StrCat(t.floor_slabs()), absl::StrCat(t.quota_slabs()),
+         absl::StrCat(t.load().running_sequences()), absl::StrCat(t.load().waiting_sequences()),
+         absl::StrCat(t.grants_in_flight()), absl::StrCat(t.revokes_in_flight())});
   }
   return table.ToString();
 }

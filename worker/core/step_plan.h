@@ -10,6 +10,7 @@
 #include <optional>
 #include <vector>
 
+#include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "common/ids.h"
 #include "worker/core/sampling.h"
@@ -43,9 +44,18 @@ struct StepPlan {
   std::vector<SequenceChunk> chunks;
 };
 
-// One entry per chunk of the plan, in order; empty where the chunk sampled nothing.
+// What a step took on the device where a runner measured it; 0: it did not.
+struct StepTimes {
+  absl::Duration device;    // the step's copies included
+  absl::Duration sampling;  // of that, choosing tokens from logits
+};
+
 struct StepResult {
+  // One entry per chunk of the plan, in order; empty where the chunk sampled nothing.
   std::vector<std::optional<SampledToken>> sampled;
+  StepTimes times;
+  // A captured graph was replayed instead of kernels launched one by one.
+  bool graph = false;
 };
 
 }  // namespace palimpsest

@@ -359,4 +359,9 @@ void GrpcMemoryClient::SendReport(const WorkerLoad& load) {
   changed_.SignalAll();
 }
 
+void GrpcMemoryClient::SetContextBytes(Bytes bytes) {
+  MutexLock lock(&mu_);
+  context_bytes_ = bytes;
+}
+
 }  // namespace palimpsest

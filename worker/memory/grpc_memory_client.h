@@ -105,6 +105,9 @@ class GrpcMemoryClient : public MemoryClient {
   std::byte* workspace(int rank = 0) const { return workspace_->base(rank); }
   Bytes workspace_bytes() const { return slab_bytes_ * workspace_->places(); }
 
+  // What this process takes of the GPU beside slabs, for the broker; goes with every report.
+  void SetContextBytes(Bytes bytes);
+
   std::vector<MemoryEvent> TakeEvents() override;
   void SetWakeup(std::function<void()> wake) override;
   bool ParametersAvailable() const override;
@@ -244,6 +247,7 @@ class GrpcMemoryClient : public MemoryClient {
   bool kv_target_sent_ ABSL_GUARDED_BY(mu_) = false;
   std::optional<WorkerLoad> load_ ABSL_GUARDED_BY(mu_);
   bool load_sent_ ABSL_GUARDED_BY(mu_) = false;
+  Bytes context_bytes_ ABSL_GUARDED_BY(mu_);
   absl::Time load_time_ ABSL_GUARDED_BY(mu_) = absl::InfinitePast();
 
   // What the engine is told.

@@ -15,7 +15,7 @@ namespace {
 constexpr absl::Duration kReportAtMost = absl::Milliseconds(100);
 constexpr absl::Duration kReportAtLeast = absl::Seconds(1);
 
-v1::WorkerMessage ReportMessage(const WorkerLoad& load) {
+v1::WorkerMessage ReportMessage(const WorkerLoad& load, Bytes context) {
   v1::WorkerMessage message;
   v1::Report& report = *message.mutable_report();
   report.set_active(load.active);
@@ -24,6 +24,7 @@ v1::WorkerMessage ReportMessage(const WorkerLoad& load) {
   report.set_kv_slabs_used(static_cast<uint32_t>(load.kv_slabs_used));
   report.set_kv_slabs_cached(static_cast<uint32_t>(load.kv_slabs_cached));
   report.set_kv_slabs_free(static_cast<uint32_t>(load.kv_slabs_free));
+  report.set_context_bytes(static_cast<uint64_t>(context.count()));
   return message;
 }
 
@@ -294,7 +295,7 @@ std::optional<v1::WorkerMessage> GrpcMemoryClient::NextMessage(absl::Time now) {
   if (load_.has_value() && now - load_time_ >= (load_sent_ ? kReportAtLeast : kReportAtMost)) {
     load_sent_ = true;
     load_time_ = now;
-    return ReportMessage(*load_);
+    return ReportMessage(*load_, context_bytes_);
   }
   return std::nullopt;
 }

@@ -1,9 +1,11 @@
 #include "worker/model/image_builder.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cassert>
 #include <cstring>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -21,6 +23,8 @@ namespace {
 // Rows are read in pieces of about this size.
 constexpr int64_t kPieceElements = int64_t{1} << 20;
 constexpr size_t kMaxNamed = 8;
+// That make numbers; more would only wait for memory.
+constexpr int kMostThreads = 16;
 
 bool IsDerived(absl::string_view name, const ModelConfig& config) {
   return absl::EndsWith(name, ".rotary_emb.inv_freq") ||
@@ -134,38 +138,56 @@ class DummySource final : public Source {
   const float norm_weight_offset_;
 };
 
-// Writes pieces one after another and counts.
+// A piece of a rank, or rows of one whose rows keep their order: what is written in one go.
+struct Portion {
+  const TensorPiece* piece;
+  absl::Span<std::byte> part;  // of the image, the rank's
+  int64_t row = 0;
+  int64_t count = 0;
+
+  int64_t bytes() const { return count * piece->width * 2; }
+};
+
+void AddPortions(const std::vector<TensorPiece>& pieces, absl::Span<std::byte> part,
+                 std::vector<Portion>& portions) {
+  for (const TensorPiece& piece : pieces) {
+    int64_t step = piece.rows;
+    if (!piece.is_vector() && piece.order == RowOrder::kPlain) {
+      step = std::max<int64_t>(1, kPieceElements / piece.width);
+    }
+    for (int64_t row = 0; row < piece.rows; row += step) {
+      portions.push_back({&piece, part, row, std::min(step, piece.rows - row)});
+    }
+  }
+}
+
+// Writes portions, one at a time. Several builders may write different ones of an image at once.
 class Builder {
  public:
-  Builder(const Source& source, WeightFormat format, Bytes total, const ByteProgress& progress)
-      : source_(source), format_(format), total_(total), progress_(progress) {}
+  Builder(const Source& source, WeightFormat format) : source_(source), format_(format) {}
 
-  // Of one rank, into its part of the image.
-  absl::Status Write(const std::vector<TensorPiece>& pieces, absl::Span<std::byte> part) {
-    part_ = part;
-    for (const TensorPiece& piece : pieces) {
-      absl::Status status = piece.is_vector()                 ? WriteVector(piece)
-                            : piece.order == RowOrder::kPlain ? WriteRows(piece)
-                                                              : WriteReordered(piece);
-      if (!status.ok()) return status;
+  absl::Status Write(const Portion& portion) {
+    const TensorPiece& piece = *portion.piece;
+    target_ = portion.part.data() + piece.target.count();
+    if (piece.is_vector()) return WriteVector(piece);
+    absl::Status status = Read(piece, piece.first_row + portion.row, portion.count);
+    if (!status.ok()) return status;
+    if (piece.order == RowOrder::kPlain) {
+      Place(piece, rows_, piece.target_first_row + portion.row, portion.count, piece.width);
+    } else {
+      Reorder(piece);
     }
     return absl::OkStatus();
   }
 
  private:
-  std::byte* Target(const TensorPiece& piece) const { return part_.data() + piece.target.count(); }
-
   absl::Status WriteVector(const TensorPiece& piece) {
-    absl::Status status;
     if (format_ == WeightFormat::kRowMajor) {
-      auto* to = reinterpret_cast<uint16_t*>(Target(piece)) + piece.target_first_row;
-      status = source_.ReadBf16(piece, piece.first_row, absl::MakeSpan(to, piece.rows));
-    } else {
-      auto* to = reinterpret_cast<float*>(Target(piece)) + piece.target_first_row;
-      status = source_.ReadFloats(piece, piece.first_row, absl::MakeSpan(to, piece.rows));
+      auto* to = reinterpret_cast<uint16_t*>(target_) + piece.target_first_row;
+      return source_.ReadBf16(piece, piece.first_row, absl::MakeSpan(to, piece.rows));
     }
-    Advance(piece.SourceBytes());
-    return status;
+    auto* to = reinterpret_cast<float*>(target_) + piece.target_first_row;
+    return source_.ReadFloats(piece, piece.first_row, absl::MakeSpan(to, piece.rows));
   }
 
   absl::Status Read(const TensorPiece& piece, int64_t row, int64_t count) {
@@ -186,27 +208,14 @@ class Builder {
   void Place(const TensorPiece& piece, const std::vector<uint16_t>& rows, int64_t first,
              int64_t count, int64_t cols) {
     if (format_ == WeightFormat::kRowMajor) {
-      std::memcpy(Target(piece) + first * cols * 2, rows.data(), rows.size() * sizeof(uint16_t));
+      std::memcpy(target_ + first * cols * 2, rows.data(), rows.size() * sizeof(uint16_t));
     } else {
-      PackRows(rows.data(), first, count, piece.target_rows, cols, Target(piece));
+      PackRows(rows.data(), first, count, piece.target_rows, cols, target_);
     }
-    Advance(Bytes(count * cols * 2));
   }
 
-  absl::Status WriteRows(const TensorPiece& piece) {
-    const int64_t step = std::max<int64_t>(1, kPieceElements / piece.width);
-    for (int64_t row = 0; row < piece.rows; row += step) {
-      const int64_t count = std::min(step, piece.rows - row);
-      absl::Status status = Read(piece, piece.first_row + row, count);
-      if (!status.ok()) return status;
-      Place(piece, rows_, piece.target_first_row + row, count, piece.width);
-    }
-    return absl::OkStatus();
-  }
-
-  absl::Status WriteReordered(const TensorPiece& piece) {
-    absl::Status status = Read(piece, piece.first_row, piece.rows);
-    if (!status.ok()) return status;
+  // All rows of the piece were read.
+  void Reorder(const TensorPiece& piece) {
     const int64_t rows = piece.rows, cols = piece.cols();
     reordered_.resize(rows_.size());
     if (piece.order == RowOrder::kTransposed) {
@@ -214,48 +223,71 @@ class Builder {
         for (int64_t c = 0; c < cols; ++c) reordered_[c * rows + r] = rows_[r * cols + c];
       }
       Place(piece, reordered_, piece.target_first_row, cols, rows);
-      return absl::OkStatus();
+      return;
     }
     for (int64_t r = 0; r < rows; ++r) {
       const int64_t from = r < rows / 2 ? 2 * r : 2 * r + 1 - rows;
       std::copy_n(&rows_[from * cols], cols, &reordered_[r * cols]);
     }
     Place(piece, reordered_, piece.target_first_row, rows, cols);
-    return absl::OkStatus();
-  }
-
-  void Advance(Bytes bytes) {
-    done_ += bytes;
-    if (progress_) progress_(done_, total_);
   }
 
   const Source& source_;
   const WeightFormat format_;
-  const Bytes total_;
-  const ByteProgress& progress_;
-  absl::Span<std::byte> part_;
+  std::byte* target_ = nullptr;  // of the portion's placement
   std::vector<uint16_t> rows_;
   std::vector<uint16_t> reordered_;
-  Bytes done_;
 };
 
+// The calling thread is one of `threads`, and the one that reports.
+absl::Status WriteAll(const Source& source, WeightFormat format,
+                      const std::vector<Portion>& portions, const ByteProgress& progress,
+                      int threads) {
+  int64_t total = 0;
+  for (const Portion& portion : portions) total += portion.bytes();
+  std::atomic<size_t> next = 0;
+  std::atomic<int64_t> done = 0;
+  const auto report = [&] {
+    if (progress) progress(Bytes(done), Bytes(total));
+  };
+  std::vector<absl::Status> ends(static_cast<size_t>(threads));
+  const auto work = [&](size_t thread) {
+    Builder builder(source, format);
+    for (size_t i = next++; i < portions.size(); i = next++) {
+      ends[thread] = builder.Write(portions[i]);
+      if (!ends[thread].ok()) {
+        next = portions.size();
+        return;
+      }
+      done += portions[i].bytes();
+      if (thread == 0) report();
+    }
+  };
+  std::vector<std::thread> helpers;
+  for (size_t thread = 1; thread < ends.size(); ++thread) helpers.emplace_back(work, thread);
+  work(0);
+  for (std::thread& helper : helpers) helper.join();
+  for (const absl::Status& end : ends) {
+    if (!end.ok()) return end;
+  }
+  if (threads > 1) report();
+  return absl::OkStatus();
+}
+
 absl::Status Build(const Source& source, const ModelConfig& model, const ImageLayout& layout,
-                   absl::Span<std::byte> image, const ByteProgress& progress) {
+                   absl::Span<std::byte> image, const ByteProgress& progress, int threads) {
   assert(static_cast<int64_t>(image.size()) == layout.image_bytes().count());
   assert(reinterpret_cast<uintptr_t>(image.data()) % kPackedLineBytes == 0);
   std::vector<std::vector<TensorPiece>> ranks;
-  Bytes total;
   for (int32_t rank = 0; rank < layout.ranks; ++rank) {
     ranks.push_back(PlanTensors(model, layout, rank));
-    for (const TensorPiece& piece : ranks.back()) total += piece.SourceBytes();
   }
-  Builder builder(source, layout.format, total, progress);
   const auto part = static_cast<size_t>(layout.total.count());
+  std::vector<Portion> portions;
   for (size_t rank = 0; rank < ranks.size(); ++rank) {
-    const absl::Status status = builder.Write(ranks[rank], image.subspan(rank * part, part));
-    if (!status.ok()) return status;
+    AddPortions(ranks[rank], image.subspan(rank * part, part), portions);
   }
-  return absl::OkStatus();
+  return WriteAll(source, layout.format, portions, progress, threads);
 }
 
 }  // namespace
@@ -270,12 +302,14 @@ absl::Status BuildImage(const Checkpoint& checkpoint, const ModelConfig& model,
                         const ByteProgress& progress) {
   absl::Status status = CheckTensors(checkpoint, model, layout);
   if (!status.ok()) return status;
-  return Build(CheckpointSource(checkpoint), model, layout, image, progress);
+  return Build(CheckpointSource(checkpoint), model, layout, image, progress, /*threads=*/1);
 }
 
 absl::Status BuildDummyImage(uint64_t seed, const ModelConfig& model, const ImageLayout& layout,
                              absl::Span<std::byte> image, const ByteProgress& progress) {
-  return Build(DummySource(seed, model.norm_weight_offset), model, layout, image, progress);
+  const int threads = std::clamp<int>(std::thread::hardware_concurrency(), 1, kMostThreads);
+  return Build(DummySource(seed, model.norm_weight_offset), model, layout, image, progress,
+               threads);
 }
 
 }  // namespace palimpsest

@@ -359,6 +359,7 @@ void Engine::PublishStats() {
   stats_.blocks_cached = scheduler_.blocks().cached_blocks();
   stats_.blocks_free = scheduler_.blocks().free_blocks();
   stats_.counters = scheduler_.counters();
+  stats_.steps = parts_.metrics->step_totals();
   stats_.broker_connected = connected_;
 }
 

@@ -78,6 +78,7 @@ struct EngineStats {
   int32_t blocks_cached = 0;
   int32_t blocks_free = 0;
   SchedulerCounters counters;
+  StepTotals steps;
   bool broker_connected = false;
   bool draining = false;
 };

@@ -18,15 +18,24 @@ const char* Outcome(FinishReason reason) {
   return "";
 }
 
+void ObserveAs(prometheus::Histogram& histogram, absl::Duration duration, absl::Duration& total) {
+  histogram.Observe(absl::ToDoubleSeconds(duration));
+  total += duration;
+}
+
 }  // namespace
 
 EngineMetrics::EngineMetrics(Metrics& metrics)
     : metrics_(metrics),
       schedule_seconds_(metrics.Histogram<"palimpsest_worker_step_seconds">("schedule")),
-      submit_seconds_(metrics.Histogram<"palimpsest_worker_step_seconds">("submit")),
+      launch_seconds_(metrics.Histogram<"palimpsest_worker_step_seconds">("launch")),
       wait_seconds_(metrics.Histogram<"palimpsest_worker_step_seconds">("wait")),
       commit_seconds_(metrics.Histogram<"palimpsest_worker_step_seconds">("commit")),
       stream_seconds_(metrics.Histogram<"palimpsest_worker_step_seconds">("stream")),
+      device_seconds_(metrics.Histogram<"palimpsest_worker_step_seconds">("device")),
+      sampling_seconds_(metrics.Histogram<"palimpsest_worker_step_seconds">("sample")),
+      graph_steps_(metrics.Counter<"palimpsest_worker_steps_total">("graph")),
+      eager_steps_(metrics.Counter<"palimpsest_worker_steps_total">("eager")),
       batch_sequences_(metrics.Histogram<"palimpsest_worker_batch_sequences">()),
       batch_tokens_(metrics.Histogram<"palimpsest_worker_batch_tokens">()),
       computed_tokens_(metrics.Counter<"palimpsest_worker_tokens_total">("prompt")),
@@ -45,22 +54,36 @@ EngineMetrics::EngineMetrics(Metrics& metrics)
       kv_slabs_(metrics.Gauge<"palimpsest_worker_mapped_slabs">("kv")) {}
 
 void EngineMetrics::OnSubmitted(const StepPlan& plan, absl::Duration schedule,
-                                absl::Duration submit) {
-  schedule_seconds_.Observe(absl::ToDoubleSeconds(schedule));
-  submit_seconds_.Observe(absl::ToDoubleSeconds(submit));
+                                absl::Duration launch) {
+  ObserveAs(schedule_seconds_, schedule, totals_.schedule);
+  ObserveAs(launch_seconds_, launch, totals_.launch);
   size_t tokens = 0;
   for (const SequenceChunk& chunk : plan.chunks) tokens += chunk.tokens.size();
   batch_sequences_.Observe(static_cast<double>(plan.chunks.size()));
   batch_tokens_.Observe(static_cast<double>(tokens));
 }
 
+void EngineMetrics::OnExecuted(const StepTimes& times, bool graph) {
+  ++totals_.steps;
+  totals_.graph_steps += graph ? 1 : 0;
+  (graph ? graph_steps_ : eager_steps_).Increment();
+  if (times.device > absl::ZeroDuration()) {
+    ++totals_.device_steps;
+    ObserveAs(device_seconds_, times.device, totals_.device);
+  }
+  if (times.sampling > absl::ZeroDuration()) {
+    ++totals_.sampling_steps;
+    ObserveAs(sampling_seconds_, times.sampling, totals_.sampling);
+  }
+}
+
 void EngineMetrics::OnCommitted(absl::Duration wait, absl::Duration commit) {
-  wait_seconds_.Observe(absl::ToDoubleSeconds(wait));
-  commit_seconds_.Observe(absl::ToDoubleSeconds(commit));
+  ObserveAs(wait_seconds_, wait, totals_.wait);
+  ObserveAs(commit_seconds_, commit, totals_.commit);
 }
 
 void EngineMetrics::OnDelivered(absl::Duration stream) {
-  stream_seconds_.Observe(absl::ToDoubleSeconds(stream));
+  ObserveAs(stream_seconds_, stream, totals_.stream);
 }
 
 void EngineMetrics::OnFirstToken(absl::Duration since_arrival) {
@@ -96,6 +119,29 @@ void EngineMetrics::Update(const Scheduler& scheduler, const MappedSlabs& mapped
   free_blocks_.Set(scheduler.blocks().free_blocks());
   parameter_slabs_.Set(mapped.parameters);
   kv_slabs_.Set(mapped.kv);
+  for (const GpuSlabs& gpu : gpus_) {
+    gpu.parameter_bytes->Set(static_cast<double>((gpu.slab_bytes * mapped.parameters).count()));
+    gpu.kv_bytes->Set(static_cast<double>((gpu.slab_bytes * mapped.kv).count()));
+  }
+}
+
+void EngineMetrics::AddGpu(const Gpu& gpu) {
+  const std::string number = std::to_string(gpu.number);
+  const auto bytes = [&](const char* role) {
+    return &metrics_.Gauge<"palimpsest_worker_gpu_memory_bytes">(number, role);
+  };
+  const auto set = [&](const char* role, Bytes value) {
+    bytes(role)->Set(static_cast<double>(value.count()));
+  };
+  set("workspace", gpu.workspace);
+  set("context", gpu.context);
+  set("compute", gpu.compute);
+  gpus_.push_back({bytes("parameter"), bytes("kv"), gpu.slab_bytes});
+  const auto link = [&](const char* direction, double speed) {
+    metrics_.Gauge<"palimpsest_worker_link_bytes_per_second">(number, direction).Set(speed);
+  };
+  link("to_device", gpu.link.to_device);
+  link("from_device", gpu.link.from_device);
 }
 
 }  // namespace palimpsest

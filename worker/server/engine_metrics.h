@@ -3,24 +3,40 @@
 #define PALIMPSEST_WORKER_SERVER_ENGINE_METRICS_H_
 
 #include <array>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "common/bytes.h"
 #include "common/metrics.h"
 #include "worker/core/scheduler.h"
 #include "worker/core/sequence.h"
 #include "worker/core/step_plan.h"
 #include "worker/memory/memory_client.h"
+#include "worker/memory/region_memory.h"
 
 namespace palimpsest {
+
+// Sums since the start.
+struct StepTotals {
+  int64_t steps = 0;
+  int64_t graph_steps = 0;
+  absl::Duration schedule, launch, wait, commit, stream;
+  // Of those steps that were measured on the device, and of those whose sampling was.
+  int64_t device_steps = 0;
+  absl::Duration device;
+  int64_t sampling_steps = 0;
+  absl::Duration sampling;
+};
 
 class EngineMetrics {
  public:
   // `metrics` must outlive the object.
   explicit EngineMetrics(Metrics& metrics);
 
-  void OnSubmitted(const StepPlan& plan, absl::Duration schedule, absl::Duration submit);
+  void OnSubmitted(const StepPlan& plan, absl::Duration schedule, absl::Duration launch);
+  void OnExecuted(const StepTimes& times, bool graph);
   void OnCommitted(absl::Duration wait, absl::Duration commit);
   void OnDelivered(absl::Duration stream);
   void OnFirstToken(absl::Duration since_arrival);
@@ -30,13 +46,30 @@ class EngineMetrics {
   // States, and counters since the last call.
   void Update(const Scheduler& scheduler, const MappedSlabs& mapped);
 
+  // A GPU of the worker's; Update tells its slabs in bytes from then on.
+  struct Gpu {
+    int number = 0;
+    Bytes slab_bytes;
+    Bytes workspace;
+    Bytes context;
+    Bytes compute;
+    MemoryBackend::Link link;
+  };
+  void AddGpu(const Gpu& gpu);
+
+  const StepTotals& step_totals() const { return totals_; }
+
  private:
   Metrics& metrics_;
   prometheus::Histogram& schedule_seconds_;
-  prometheus::Histogram& submit_seconds_;
+  prometheus::Histogram& launch_seconds_;
   prometheus::Histogram& wait_seconds_;
   prometheus::Histogram& commit_seconds_;
   prometheus::Histogram& stream_seconds_;
+  prometheus::Histogram& device_seconds_;
+  prometheus::Histogram& sampling_seconds_;
+  prometheus::Counter& graph_steps_;
+  prometheus::Counter& eager_steps_;
   prometheus::Histogram& batch_sequences_;
   prometheus::Histogram& batch_tokens_;
   prometheus::Counter& computed_tokens_;
@@ -53,7 +86,14 @@ class EngineMetrics {
   prometheus::Gauge& free_blocks_;
   prometheus::Gauge& parameter_slabs_;
   prometheus::Gauge& kv_slabs_;
+  struct GpuSlabs {
+    prometheus::Gauge* parameter_bytes = nullptr;
+    prometheus::Gauge* kv_bytes = nullptr;
+    Bytes slab_bytes;
+  };
+  std::vector<GpuSlabs> gpus_;
   SchedulerCounters last_;
+  StepTotals totals_;
 };
 
 }  // namespace palimpsest

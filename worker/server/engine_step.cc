@@ -67,6 +67,7 @@ void Engine::AwaitStep() {
     return;
   }
   const absl::Time executed = clock.Now();
+  parts_.metrics->OnExecuted(result->times, result->graph);
   scheduler_.Commit(*std::move(result));
   step_failures_ = 0;
   refusal_.clear();

@@ -123,6 +123,26 @@ absl::Status WorkerProcess::Attach(std::function<void(const absl::Status&)> on_f
   auto memory = GrpcMemoryClient::Connect(std::move(options));
   if (!memory.ok()) return memory.status();
   memory_ = *std::move(memory);
+  // While nothing else uses the links or the workspace.
+  if (absl::Status status = LookAtGpus(); !status.ok()) return status;
+  // So that parameters come while the runner is made; the engine would ask for them afterwards.
+  memory_->RequestActivation(ActivationReason::kEager);
+  return absl::OkStatus();
+}
+
+absl::Status WorkerProcess::LookAtGpus() {
+  if (backend_ == nullptr || memory_->workspace_bytes() == Bytes(0)) return absl::OkStatus();
+  for (int rank = 0; rank < memory_->ranks(); ++rank) {
+    const auto link =
+        backend_->MeasureLink(rank, memory_->workspace(rank), memory_->workspace_bytes());
+    if (!link.ok()) return link.status();
+    gpus_.push_back({.number = config_.gpus[static_cast<size_t>(rank)],
+                     .slab_bytes = memory_->slab_bytes(),
+                     .workspace = memory_->workspace_bytes(),
+                     .context = backend_->context_bytes(rank),
+                     .compute = Bytes(0),
+                     .link = *link});
+  }
   return absl::OkStatus();
 }
 
@@ -180,19 +200,7 @@ absl::Status WorkerProcess::MakeCompute(int32_t block_tokens) {
     memory.push_back({memory_->parameters(rank), memory_->kv(rank), block, memory_->workspace(rank),
                       memory_->workspace_bytes()});
   }
-  if (config_.device == WorkerConfig::Device::kCuda) {
-    CudaComputeOptions options;
-    options.gpus = config_.gpus;
-    options.block_tokens = block_tokens;
-    options.max_step_tokens = config_.max_step_tokens;
-    options.max_sequences = config_.max_batch_sequences;
-    options.gemm_cache_file = config_.gemm_cache_file;
-    auto compute = MakeCudaCompute(model_, *layout, memory, &memory_->gate(), options);
-    if (!compute.ok()) return compute.status();
-    runner_ = std::move(compute->runner);
-    copier_ = std::move(compute->copier);
-    return absl::OkStatus();
-  }
+  if (backend_ != nullptr) return MakeGpuCompute(*layout, memory, block_tokens);
   CpuRunnerOptions options;
   options.threads = config_.threads;
   options.block_tokens = block_tokens;
@@ -200,6 +208,41 @@ absl::Status WorkerProcess::MakeCompute(int32_t block_tokens) {
   if (!runner.ok()) return runner.status();
   runner_ = *std::move(runner);
   copier_ = std::make_unique<HostBlockCopier>(memory[0]);
+  return absl::OkStatus();
+}
+
+absl::Status WorkerProcess::MakeGpuCompute(const ImageLayout& layout,
+                                           absl::Span<const ModelMemory> memory,
+                                           int32_t block_tokens) {
+  CudaComputeOptions options;
+  options.gpus = config_.gpus;
+  options.block_tokens = block_tokens;
+  options.max_step_tokens = config_.max_step_tokens;
+  options.max_sequences = config_.max_batch_sequences;
+  options.gemm_cache_file = config_.gemm_cache_file;
+  std::vector<Bytes> before;
+  for (int rank = 0; rank < memory_->ranks(); ++rank) {
+    before.push_back(backend_->DeviceMemoryUse(rank).value_or(Bytes(0)));
+  }
+  auto compute = MakeCudaCompute(model_, layout, memory, &memory_->gate(), options);
+  if (!compute.ok()) return compute.status();
+  runner_ = std::move(compute->runner);
+  copier_ = std::move(compute->copier);
+  Bytes most;
+  for (size_t rank = 0; rank < gpus_.size(); ++rank) {
+    EngineMetrics::Gpu& gpu = gpus_[rank];
+    const Bytes after = backend_->DeviceMemoryUse(static_cast<int>(rank)).value_or(before[rank]);
+    gpu.compute = std::max(after - before[rank], Bytes(0));
+    most = std::max(most, gpu.context + gpu.compute);
+    engine_metrics_.AddGpu(gpu);
+    Log(LogLevel::kInfo, "GPU memory beside slabs, and the link",
+        {{"gpu", gpu.number},
+         {"context", gpu.context},
+         {"kernels_and_graphs", gpu.compute},
+         {"gigabytes_per_s_to_gpu", gpu.link.to_device / 1e9},
+         {"gigabytes_per_s_from_gpu", gpu.link.from_device / 1e9}});
+  }
+  memory_->SetContextBytes(most);
   return absl::OkStatus();
 }
 

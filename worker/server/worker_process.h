@@ -9,9 +9,11 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "common/metrics.h"
 #include "common/text/tokenizer.h"
 #include "worker/core/block_copier.h"
@@ -19,6 +21,7 @@
 #include "worker/core/token_bytes.h"
 #include "worker/memory/grpc_memory_client.h"
 #include "worker/memory/region_memory.h"
+#include "worker/model/image_layout.h"
 #include "worker/model/model_config.h"
 #include "worker/server/engine.h"
 #include "worker/server/engine_metrics.h"
@@ -49,7 +52,12 @@ class WorkerProcess {
 
   absl::Status LoadModel();
   absl::Status Attach(std::function<void(const absl::Status&)> on_fatal);
+  // Measures what has to be known of the GPUs before they are used.
+  absl::Status LookAtGpus();
   absl::Status MakeCompute(int32_t block_tokens);
+  // Makes the runner and the copier on a GPU, and says what that took there.
+  absl::Status MakeGpuCompute(const ImageLayout& layout, absl::Span<const ModelMemory> memory,
+                              int32_t block_tokens);
   absl::Status StartEngine();
   absl::StatusOr<EngineOptions> MakeEngineOptions() const;
   absl::Status Serve();
@@ -63,6 +71,7 @@ class WorkerProcess {
   std::unique_ptr<Tokenizer> tokenizer_;
   std::unique_ptr<TokenBytes> token_bytes_;
   std::unique_ptr<MemoryBackend> backend_;  // null: the host's
+  std::vector<EngineMetrics::Gpu> gpus_;    // by rank
   std::unique_ptr<GrpcMemoryClient> memory_;
   std::unique_ptr<ModelRunner> runner_;
   std::unique_ptr<BlockCopier> copier_;

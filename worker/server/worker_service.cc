@@ -32,6 +32,20 @@ absl::Status CheckRequestId(const std::string& id) {
                                                  id.size(), " bytes"));
 }
 
+void FillSteps(const StepTotals& totals, v1::StepTotals& out) {
+  out.set_steps(totals.steps);
+  out.set_graph_steps(totals.graph_steps);
+  out.set_schedule_seconds(absl::ToDoubleSeconds(totals.schedule));
+  out.set_launch_seconds(absl::ToDoubleSeconds(totals.launch));
+  out.set_wait_seconds(absl::ToDoubleSeconds(totals.wait));
+  out.set_commit_seconds(absl::ToDoubleSeconds(totals.commit));
+  out.set_stream_seconds(absl::ToDoubleSeconds(totals.stream));
+  out.set_device_steps(totals.device_steps);
+  out.set_device_seconds(absl::ToDoubleSeconds(totals.device));
+  out.set_sampling_steps(totals.sampling_steps);
+  out.set_sampling_seconds(absl::ToDoubleSeconds(totals.sampling));
+}
+
 }  // namespace
 
 WorkerService::WorkerService(WorkerServiceOptions options, Engine* engine,
@@ -131,6 +145,7 @@ grpc::Status WorkerService::GetStats(grpc::ServerContext* context, const v1::Get
   response->set_preemptions_total(stats.counters.preemptions);
   response->set_draining(stats.draining);
   response->set_broker_connected(stats.broker_connected);
+  FillSteps(stats.steps, *response->mutable_steps());
   return grpc::Status::OK;
 }
 

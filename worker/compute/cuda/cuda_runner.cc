@@ -218,7 +218,7 @@ absl::StatusOr<std::unique_ptr<CudaRunner>> CudaRunner::Create(const ModelConfig
 
 CudaRunner::CudaRunner(const ModelConfig& config, ParameterGate* gate,
                        const CudaRunnerOptions& options)
-    : config_(config), gate_(gate), options_(options) {}
+    : config_(config), gate_(gate), options_(options), timing_interval_(options.timing_interval) {}
 
 CudaRunner::~CudaRunner() {
   if (stream_ != nullptr) cudaStreamSynchronize(stream_);
@@ -233,7 +233,7 @@ CudaRunner::~CudaRunner() {
     for (std::byte* memory : {flight.staging, flight.prefill_ints, flight.results}) {
       if (memory != nullptr) cudaFreeHost(memory);
     }
-    for (cudaEvent_t event : {flight.begin, flight.done}) {
+    for (cudaEvent_t event : {flight.begin, flight.sampling, flight.done}) {
       if (event != nullptr) cudaEventDestroy(event);
     }
   }
@@ -284,6 +284,7 @@ absl::Status CudaRunner::AllocateHost() {
     if (!config_.latent.has_value()) allocate(flight.prefill_ints, kPrefillIntBytes);
     allocate(flight.results, ResultLayout::For(options_.max_sequences).bytes);
     status.Update(CudaStatus(cudaEventCreate(&flight.begin), "event"));
+    status.Update(CudaStatus(cudaEventCreate(&flight.sampling), "event"));
     status.Update(CudaStatus(cudaEventCreate(&flight.done), "event"));
   }
   return status;
@@ -377,11 +378,14 @@ void CudaRunner::TellRanks(const absl::Status& status) const {
 }
 
 absl::Status CudaRunner::Launch(Flight& flight, const Graphs* graphs) {
-  flight.timed = timing_;
+  flight.graph = graphs != nullptr;
+  flight.timed = timing_interval_ > 0 && submitted_ % timing_interval_ == 0;
+  flight.sampling_timed = flight.timed && graphs == nullptr && flight.step.counts.samples > 0;
+  forward_->TimeSampling(flight.sampling_timed ? flight.sampling : nullptr);
   absl::Status status;
   if (options_.collective != nullptr) status = options_.collective->status();
   if (!status.ok()) return status;
-  if (timing_) status = CudaStatus(cudaEventRecord(flight.begin, stream_), "event");
+  if (flight.timed) status = CudaStatus(cudaEventRecord(flight.begin, stream_), "event");
   status.Update(CudaStatus(cudaMemcpyAsync(forward_->staging(), flight.staging, flight.step.bytes,
                                            cudaMemcpyHostToDevice, stream_),
                            "copy the step to the GPU"));
@@ -442,13 +446,29 @@ absl::StatusOr<StepResult> CudaRunner::Wait() {
   const absl::Status ended = CudaStatus(cudaEventSynchronize(flight.done), "step");
   TellRanks(ended);
   status.Update(ended);
-  if (status.ok() && flight.timed) {
-    status = CudaStatus(cudaEventElapsedTime(&gpu_milliseconds_, flight.begin, flight.done),
-                        "time of the step");
-  }
   if (status.ok() && gate_ != nullptr) status = gate_->CheckPassed();
   if (!status.ok()) return status;
-  return ReadResult(flight);
+  auto times = ReadTimes(flight);
+  if (!times.ok()) return times.status();
+  StepResult result = ReadResult(flight);
+  result.times = *times;
+  return result;
+}
+
+absl::StatusOr<StepTimes> CudaRunner::ReadTimes(const Flight& flight) const {
+  StepTimes times;
+  if (!flight.timed) return times;
+  float all = 0, sampling = 0;
+  absl::Status status =
+      CudaStatus(cudaEventElapsedTime(&all, flight.begin, flight.done), "time of the step");
+  if (status.ok() && flight.sampling_timed) {
+    status = CudaStatus(cudaEventElapsedTime(&sampling, flight.sampling, flight.done),
+                        "time of the sampling");
+  }
+  if (!status.ok()) return status;
+  times.device = absl::Milliseconds(all);
+  times.sampling = absl::Milliseconds(sampling);
+  return times;
 }
 
 StepResult CudaRunner::ReadResult(const Flight& flight) const {
@@ -458,6 +478,7 @@ StepResult CudaRunner::ReadResult(const Flight& flight) const {
   const auto* top_tokens = reinterpret_cast<const int32_t*>(flight.results + at.top_tokens);
   const auto* top_logprobs = reinterpret_cast<const float*>(flight.results + at.top_logprobs);
   StepResult result;
+  result.graph = flight.graph;
   result.sampled.resize(flight.step.slots.size());
   for (size_t c = 0; c < flight.step.slots.size(); ++c) {
     const int32_t slot = flight.step.slots[c];

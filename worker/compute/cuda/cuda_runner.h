@@ -56,6 +56,8 @@ struct CudaRunnerOptions {
   // Tokens that the decodes of a step attend to, in all, from which their attention runs on tensor
   // cores: below, latency counts, and the other kernel has less of it.
   int32_t tensor_core_tokens = 16384;
+  // One step in so many is timed on the GPU, for StepResult::times; 0: none.
+  int32_t timing_interval = 32;
   // Steps of up to this many rows use fused products, which Hopper has; up to 16.
   int32_t max_fused_rows = 16;
   // Of a rank of a tensor-parallel model, whose config is then RankConfig's; outlives the runner.
@@ -95,10 +97,9 @@ class CudaRunner final : public ModelRunner {
   // while no step is in flight.
   absl::StatusOr<std::vector<float>> Logits(size_t chunk) const;
 
-  // Times each step on the GPU from now on, which keeps steps from following each other closely.
-  void SetTiming(bool on) { timing_ = on; }
-  // Milliseconds that the last step waited for took on the GPU, its copies included.
-  float gpu_milliseconds() const { return gpu_milliseconds_; }
+  // Times each step on the GPU from now on, which keeps steps from following each other closely; or
+  // as options.timing_interval says.
+  void SetTiming(bool every_step) { timing_interval_ = every_step ? 1 : options_.timing_interval; }
 
   const CudaRunnerStats& stats() const { return stats_; }
   const GemmLibrary& gemms() const { return forward_->gemms(); }
@@ -111,10 +112,13 @@ class CudaRunner final : public ModelRunner {
     std::byte* prefill_ints = nullptr;
     std::byte* results = nullptr;
     cudaEvent_t begin = nullptr;
+    cudaEvent_t sampling = nullptr;
     cudaEvent_t done = nullptr;
     PackedStep step;
     std::vector<int32_t> logprobs;  // alternatives wanted, by chunk
+    bool graph = false;
     bool timed = false;
+    bool sampling_timed = false;
     absl::Status status;
   };
   // Executables are null where there is no such kernel.
@@ -138,6 +142,7 @@ class CudaRunner final : public ModelRunner {
   absl::Status LaunchGraph(Flight& flight, const Graphs& graphs);
   absl::Status LaunchEager(Flight& flight);
   StepResult ReadResult(const Flight& flight) const;
+  absl::StatusOr<StepTimes> ReadTimes(const Flight& flight) const;
 
   const ModelConfig config_;
   ParameterGate* const gate_;
@@ -152,8 +157,7 @@ class CudaRunner final : public ModelRunner {
   int64_t finished_ = 0;
   // Whether the step being submitted found the gate closed, as it did on all ranks.
   bool refused_ = false;
-  bool timing_ = false;
-  float gpu_milliseconds_ = 0;
+  int32_t timing_interval_ = 0;
   CudaRunnerStats stats_;
 };
 

@@ -177,6 +177,10 @@ absl::Status Forward::Head(const PackedStep& step, StageGate gate, cudaStream_t 
 
 absl::Status Forward::SampleTokens(const PackedStep& step, cudaStream_t stream) {
   const ForwardPlaces& places = context_.places;
+  if (sampling_begins_ != nullptr) {
+    absl::Status status = CudaStatus(cudaEventRecord(sampling_begins_, stream), "event");
+    if (!status.ok()) return status;
+  }
   const ResultLayout results = ResultLayout::For(context_.options.max_sequences);
   SampleArgs args;
   args.logits = context_.At<float>(places.logits);

@@ -47,6 +47,9 @@ class Forward {
   absl::Status Enqueue(const PackedStep& step, const PrefillShape& prefill, void* pinned,
                        StageGate gate, cudaStream_t stream);
 
+  // Of the next Enqueue: recorded before the sampling. Null: nothing is.
+  void TimeSampling(cudaEvent_t begins) { sampling_begins_ = begins; }
+
   std::byte* staging() const { return context_.At<std::byte>(context_.places.staging); }
   const std::byte* results() const { return context_.At<std::byte>(context_.places.results); }
   const float* logits() const { return context_.At<float>(context_.places.logits); }
@@ -76,6 +79,7 @@ class Forward {
   LayerAttention attention_;
   std::unique_ptr<LayerProducts> products_;
   std::unique_ptr<LayerLatentAttention> latent_attention_;  // null without latent attention
+  cudaEvent_t sampling_begins_ = nullptr;
 };
 
 }  // namespace palimpsest::cuda

@@ -119,8 +119,8 @@ class Bench {
     std::vector<double> times;
     for (int32_t step = 0; step < steps; ++step) {
       OkOrDie(runner_->Submit(Plan(batch, context + step, -1)));
-      ValueOrDie(runner_->Wait());
-      times.push_back(runner_->gpu_milliseconds());
+      const StepResult result = ValueOrDie(runner_->Wait());
+      times.push_back(absl::ToDoubleMilliseconds(result.times.device));
     }
     runner_->SetTiming(false);
     return Median(times);

@@ -32,7 +32,6 @@ class GpuRunner final : public ModelRunner {
 
   absl::StatusOr<std::vector<float>> Logits(size_t chunk) const { return first_->Logits(chunk); }
   void SetTiming(bool on) { first_->SetTiming(on); }
-  float gpu_milliseconds() const { return first_->gpu_milliseconds(); }
   const CudaRunnerStats& stats() const { return first_->stats(); }
   const GemmLibrary& gemms() const { return first_->gemms(); }
 

@@ -8,6 +8,13 @@
 #include "common/slab_checksum.h"
 
 namespace palimpsest {
+namespace {
+
+// Registered at once by one thread.
+constexpr Bytes kRegisteredPiece = MiB(256);
+constexpr int kRegisteringThreads = 4;
+
+}  // namespace
 
 absl::StatusOr<std::unique_ptr<CudaImageRestorer>> CudaImageRestorer::Open(
     const std::vector<CudaContextPtr>& contexts, UniqueFd image, const ImageShape& shape,
@@ -22,12 +29,14 @@ absl::StatusOr<std::unique_ptr<CudaImageRestorer>> CudaImageRestorer::Open(
     return absl::InvalidArgumentError(
         absl::StrCat("an image of ", shape.ranks, " ranks for ", contexts.size(), " GPUs"));
   }
-  absl::StatusOr<Mapping> mapping =
-      Mapping::Map(image.get(), shape.bytes(), MapAccess::kRead, MapPopulate::kYes);
+  absl::StatusOr<Mapping> mapping = Mapping::Map(image.get(), shape.bytes(), MapAccess::kRead);
   if (!mapping.ok()) return mapping.status();
   std::unique_ptr<CudaImageRestorer> restorer(
       new CudaImageRestorer(contexts[0], std::move(image), *std::move(mapping), shape));
-  if (absl::Status status = restorer->Register(); !status.ok()) return status;
+  restorer->registration_ = std::make_unique<ImageRegistration>(
+      contexts[0], absl::MakeSpan(restorer->mapping_.data(), restorer->mapping_.size()),
+      static_cast<size_t>(RoundUp(kRegisteredPiece, shape.slab_bytes).count()),
+      kRegisteringThreads);
   restorer->slots_ = static_cast<size_t>(std::max<int64_t>(window / shape.slab_bytes, 2));
   const auto part = static_cast<size_t>(shape.bytes().count() / shape.ranks);
   for (size_t rank = 0; rank < contexts.size(); ++rank) {
@@ -40,26 +49,7 @@ absl::StatusOr<std::unique_ptr<CudaImageRestorer>> CudaImageRestorer::Open(
   return restorer;
 }
 
-CudaImageRestorer::~CudaImageRestorer() {
-  ranks_.clear();
-  if (!registered_) return;
-  (void)context_->MakeCurrent();
-  context_->driver().cuMemHostUnregister(mapping_.data());
-}
-
-absl::Status CudaImageRestorer::Register() {
-  const CudaDriver& driver = context_->driver();
-  absl::Status status = context_->MakeCurrent();
-  if (!status.ok()) return status;
-  // Sealed pages can be pinned for reading alone; unregistered ones copy at a sixth of the speed.
-  // Portable: pinned for every GPU.
-  status = driver.Check(
-      driver.cuMemHostRegister(mapping_.data(), mapping_.size(),
-                               CU_MEMHOSTREGISTER_READ_ONLY | CU_MEMHOSTREGISTER_PORTABLE),
-      "registering the parameter image with the GPU");
-  registered_ = status.ok();
-  return status;
-}
+CudaImageRestorer::~CudaImageRestorer() { ranks_.clear(); }
 
 void* CudaImageRestorer::StageEvent(int stage, int rank) {
   return ranks_[static_cast<size_t>(rank)]->stage_event(stage);
@@ -67,9 +57,12 @@ void* CudaImageRestorer::StageEvent(int stage, int rank) {
 
 absl::Status CudaImageRestorer::Queue(absl::Span<std::byte* const> bases, RegionIndex slab,
                                       size_t slot) {
+  const Bytes part = shape_.bytes() / shape_.ranks;
   for (size_t rank = 0; rank < ranks_.size(); ++rank) {
-    std::byte* const to = bases[rank] + (shape_.slab_bytes * slab.value()).count();
-    absl::Status status = ranks_[rank]->Queue(to, slab, slot);
+    const Bytes at = shape_.slab_bytes * slab.value();
+    const Bytes in_image = part * static_cast<int64_t>(rank) + at;
+    absl::Status status = registration_->Await(static_cast<size_t>(in_image.count()));
+    if (status.ok()) status = ranks_[rank]->Queue(bases[rank] + at.count(), slab, slot);
     if (!status.ok()) return status;
   }
   return absl::OkStatus();

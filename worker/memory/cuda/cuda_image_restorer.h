@@ -18,6 +18,7 @@
 #include "absl/status/statusor.h"
 #include "common/cuda/context.h"
 #include "common/mapping.h"
+#include "worker/memory/cuda/image_registration.h"
 #include "worker/memory/cuda/rank_restorer.h"
 #include "worker/memory/image_restorer.h"
 
@@ -25,8 +26,9 @@ namespace palimpsest {
 
 class CudaImageRestorer : public ImageRestorer {
  public:
-  // Maps and registers the image, which takes some 0.1 s for each GiB. Checking needs slabs of
-  // whole chunks. At most `window` bytes are under way at once on each GPU, and at least two slabs.
+  // Maps the image and begins to register it, which goes on behind the call; a restore waits for
+  // what it copies. Checking needs slabs of whole chunks. At most `window` bytes are under way at
+  // once on each GPU, and at least two slabs.
   static absl::StatusOr<std::unique_ptr<CudaImageRestorer>> Open(
       const std::vector<CudaContextPtr>& contexts, UniqueFd image, const ImageShape& shape,
       Bytes window);
@@ -44,7 +46,6 @@ class CudaImageRestorer : public ImageRestorer {
         mapping_(std::move(mapping)),
         shape_(std::move(shape)) {}
 
-  absl::Status Register();
   // On every GPU: queues the copy, or waits for it and compares its checksum.
   absl::Status Queue(absl::Span<std::byte* const> bases, RegionIndex slab, size_t slot);
   absl::Status Finish(RegionIndex slab, size_t slot) const;
@@ -53,7 +54,7 @@ class CudaImageRestorer : public ImageRestorer {
   const UniqueFd image_;
   const Mapping mapping_;
   const ImageShape shape_;
-  bool registered_ = false;
+  std::unique_ptr<ImageRegistration> registration_;
   size_t slots_ = 0;
   std::vector<std::unique_ptr<RankRestorer>> ranks_;
 };

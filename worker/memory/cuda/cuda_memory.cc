@@ -5,14 +5,22 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/cleanup/cleanup.h"
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
 #include "common/cuda/virtual_memory.h"
+#include "common/monotonic_time.h"
 #include "common/mutex.h"
 #include "worker/memory/cuda/cuda_image_restorer.h"
+#include "worker/memory/cuda/gpu_memory_use.h"
 
 namespace palimpsest {
 namespace {
+
+// Copies of this size run at the link's speed.
+constexpr Bytes kLinkProbe = MiB(32);
+constexpr int kLinkProbes = 4;
 
 // Memory of one slab as this process knows it.
 struct Import {
@@ -207,13 +215,17 @@ class CudaMemory::Region : public RegionMemory {
 absl::StatusOr<std::unique_ptr<CudaMemory>> CudaMemory::Open(const Options& options) {
   if (options.gpus.empty()) return absl::InvalidArgumentError("GPU memory without a GPU");
   std::vector<CudaContextPtr> contexts;
+  std::vector<Bytes> taken;
   for (const int gpu : options.gpus) {
+    const absl::StatusOr<Bytes> before = GpuMemoryUse(*options.driver, gpu);
     absl::StatusOr<CudaContextPtr> context = CudaContext::Open(*options.driver, gpu);
     if (!context.ok()) return context.status();
     contexts.push_back(*std::move(context));
+    const absl::StatusOr<Bytes> after = GpuMemoryUse(*options.driver, gpu);
+    taken.push_back(before.ok() && after.ok() ? std::max(*after - *before, Bytes(0)) : Bytes(0));
   }
   return std::unique_ptr<CudaMemory>(
-      new CudaMemory(options, std::move(contexts), std::make_shared<Imports>()));
+      new CudaMemory(options, std::move(contexts), std::move(taken), std::make_shared<Imports>()));
 }
 
 CudaMemory::~CudaMemory() = default;
@@ -233,6 +245,45 @@ absl::StatusOr<std::shared_ptr<RegionMemory>> CudaMemory::Reserve(uint32_t place
 absl::StatusOr<std::unique_ptr<ImageRestorer>> CudaMemory::OpenImage(UniqueFd image,
                                                                      const ImageShape& shape) {
   return CudaImageRestorer::Open(contexts_, std::move(image), shape, options_.restore_window);
+}
+
+absl::StatusOr<Bytes> CudaMemory::DeviceMemoryUse(int rank) const {
+  return GpuMemoryUse(*options_.driver, options_.gpus[static_cast<size_t>(rank)]);
+}
+
+absl::StatusOr<MemoryBackend::Link> CudaMemory::MeasureLink(int rank, std::byte* scratch,
+                                                            Bytes size) {
+  const CudaContextPtr& used = context(rank);
+  const CudaDriver& driver = used->driver();
+  if (absl::Status status = used->MakeCurrent(); !status.ok()) return status;
+  const auto bytes = static_cast<size_t>(std::min(size, kLinkProbe).count());
+  void* host = nullptr;
+  absl::Status status =
+      driver.Check(driver.cuMemHostAlloc(&host, bytes, 0), "allocating a probe of the link");
+  if (!status.ok()) return status;
+  const auto release = absl::MakeCleanup([&] { driver.cuMemFreeHost(host); });
+  const absl::StatusOr<CudaStream> stream = CudaStream::Create(used);
+  if (!stream.ok()) return stream.status();
+  const auto device = reinterpret_cast<CUdeviceptr>(scratch);
+  // The best of a few, the first of which warms up.
+  const auto measure = [&](const auto& copy) -> absl::StatusOr<double> {
+    absl::Duration best = absl::InfiniteDuration();
+    for (int i = 0; i < kLinkProbes; ++i) {
+      const absl::Time start = MonotonicNow();
+      absl::Status copied = driver.Check(copy(), "probing the link");
+      if (copied.ok()) copied = stream->Synchronize();
+      if (!copied.ok()) return copied;
+      best = std::min(best, MonotonicNow() - start);
+    }
+    return static_cast<double>(bytes) / absl::ToDoubleSeconds(best);
+  };
+  const auto to =
+      measure([&] { return driver.cuMemcpyHtoDAsync(device, host, bytes, stream->get()); });
+  if (!to.ok()) return to.status();
+  const auto from =
+      measure([&] { return driver.cuMemcpyDtoHAsync(host, device, bytes, stream->get()); });
+  if (!from.ok()) return from.status();
+  return Link{*to, *from};
 }
 
 bool CudaMemory::Keeps(uint64_t memory_id) const { return imports_->Has(memory_id); }

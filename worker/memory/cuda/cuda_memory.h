@@ -42,6 +42,9 @@ class CudaMemory : public MemoryBackend {
   // The image is registered with the driver, so that it is copied at the link's speed.
   absl::StatusOr<std::unique_ptr<ImageRestorer>> OpenImage(UniqueFd image,
                                                            const ImageShape& shape) override;
+  absl::StatusOr<Link> MeasureLink(int rank, std::byte* scratch, Bytes size) override;
+  absl::StatusOr<Bytes> DeviceMemoryUse(int rank) const override;
+  Bytes context_bytes(int rank) const override { return context_bytes_[static_cast<size_t>(rank)]; }
   bool Keeps(uint64_t memory_id) const override;
   void DropKept() override;
 
@@ -52,11 +55,15 @@ class CudaMemory : public MemoryBackend {
   class Region;
 
   CudaMemory(const Options& options, std::vector<CudaContextPtr> contexts,
-             std::shared_ptr<Imports> imports)
-      : options_(options), contexts_(std::move(contexts)), imports_(std::move(imports)) {}
+             std::vector<Bytes> context_bytes, std::shared_ptr<Imports> imports)
+      : options_(options),
+        contexts_(std::move(contexts)),
+        context_bytes_(std::move(context_bytes)),
+        imports_(std::move(imports)) {}
 
   const Options options_;
   const std::vector<CudaContextPtr> contexts_;  // by rank
+  const std::vector<Bytes> context_bytes_;      // by rank
   const std::shared_ptr<Imports> imports_;
 };
 

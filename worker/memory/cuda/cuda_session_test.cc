@@ -109,7 +109,7 @@ class CudaSessionTest : public ::testing::TestWithParam<Setup> {
   void StartBroker() {
     const std::string yaml = absl::StrReplaceAll(
         node_.Config(kPool, "  min_residence: 10ms\n  residence_restores: 0\n",
-                     "    workspace: 4 MiB\n"),
+                     "    workspace: 4 MiB\n    context: 0 MiB\n"),
         {{"pool:\n", absl::StrCat("pool:\n  backend: cuda\n  slab_bytes: 2 MiB\n  gpus: [",
                                   absl::StrJoin(GetParam().gpus, ", "), "]\n  trusted_workers: ",
                                   GetParam().trusted ? "true" : "false", "\n")}});

@@ -1,0 +1,70 @@
+#include "worker/memory/cuda/image_registration.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+
+#include "common/bytes.h"
+#include "common/cuda/testing/fake_driver.h"
+#include "common/fd.h"
+#include "common/mapping.h"
+#include "gtest/gtest.h"
+
+namespace palimpsest {
+namespace {
+
+constexpr size_t kPiece = 64 << 10;
+
+class ImageRegistrationTest : public ::testing::Test {
+ protected:
+  // Three pieces and a half.
+  static constexpr size_t kSize = 3 * kPiece + kPiece / 2;
+
+  ImageRegistrationTest() {
+    FakeCuda::Reset();
+    context_ = *CudaContext::Open(FakeCudaDriver(), 0);
+    const UniqueFd file(::memfd_create("image", MFD_CLOEXEC));
+    EXPECT_EQ(::ftruncate(file.get(), kSize), 0);
+    mapping_ = *Mapping::Map(file.get(), Bytes(kSize), MapAccess::kRead);
+  }
+
+  absl::Span<std::byte> image() { return {mapping_.data(), mapping_.size()}; }
+
+  CudaContextPtr context_;
+  Mapping mapping_;
+};
+
+TEST_F(ImageRegistrationTest, EveryPieceIsRegisteredOnceAndLetGoAtTheEnd) {
+  for (const int threads : {1, 3, 9}) {
+    ImageRegistration registration(context_, image(), kPiece, threads);
+    for (const size_t offset : {kSize - 1, size_t{0}, kPiece, 3 * kPiece - 1}) {
+      const absl::Status status = registration.Await(offset);
+      EXPECT_TRUE(status.ok()) << status;
+    }
+    EXPECT_EQ(FakeCuda::Registered(), 4u);
+  }
+  EXPECT_EQ(FakeCuda::Registered(), 0u);
+}
+
+TEST_F(ImageRegistrationTest, RefusalOfOnePieceReachesWhoeverWaits) {
+  ASSERT_TRUE(context_->MakeCurrent().ok());
+  std::byte* const taken = mapping_.data() + 2 * kPiece;
+  ASSERT_EQ(FakeCudaDriver().cuMemHostRegister(taken, kPiece, CU_MEMHOSTREGISTER_READ_ONLY),
+            CUDA_SUCCESS);
+  {
+    ImageRegistration registration(context_, image(), kPiece, 2);
+    EXPECT_FALSE(registration.Await(2 * kPiece).ok());
+    EXPECT_FALSE(registration.Await(kSize - 1).ok());
+  }
+  EXPECT_EQ(FakeCuda::Registered(), 1u);
+  EXPECT_EQ(FakeCudaDriver().cuMemHostUnregister(taken), CUDA_SUCCESS);
+}
+
+TEST_F(ImageRegistrationTest, EndingEarlyLeavesNothingRegistered) {
+  for (int i = 0; i < 50; ++i) {
+    { ImageRegistration registration(context_, image(), kPiece, 2); }
+    EXPECT_EQ(FakeCuda::Registered(), 0u);
+  }
+}
+
+}  // namespace
+}  // namespace palimpsest
