@@ -88,6 +88,27 @@ struct BenchControlOptions {
 };
 int RunBenchControl(const Node& node, const BenchControlOptions& options, const Terminal& terminal);
 
+struct BenchEngineOptions {
+  std::string shape = "llama3-8b";  // bench_shapes.h
+  bool cuda = true;
+  std::vector<int> gpus = {0};
+  std::string binaries;  // empty: where this program is
+  std::string gemm_cache_file;
+  std::vector<int32_t> batches = {1, 8, 32, 128, 256};
+  std::vector<int32_t> prompts = {128, 512, 2048, 4000};
+  int32_t decode_tokens = 256;
+  // Decode behind long prompts; a batch of 0: none.
+  int32_t long_batch = 32;
+  int32_t long_prompt = 4000;
+  int32_t max_step_tokens = 8192;
+  int rounds = 3;
+  bool vllm = true;         // measured too, where Python has it
+  std::string vllm_script;  // empty: tools/bench/vllm_bench.py of the bundle or the source tree
+  std::string json_file;
+};
+// Starts a node of its own; needs none that runs.
+int RunBenchEngine(BenchEngineOptions options, const Terminal& terminal);
+
 // Parses the command line and runs the command.
 int RunPalctl(int argc, const char* const* argv, const Terminal& terminal);
 

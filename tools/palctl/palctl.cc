@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/file.h"
+#include "tools/palctl/bench_shapes.h"
 #include "tools/palctl/commands.h"
 
 namespace palimpsest::palctl {
@@ -46,6 +47,7 @@ struct CommandLine {
   DrainOptions drain;
   double drain_seconds = 60;
   BenchControlOptions bench;
+  BenchEngineOptions bench_engine;
 };
 
 void AddStatus(CLI::App& app, CommandLine& line) {
@@ -102,6 +104,47 @@ void AddGenerate(CLI::App& app, CommandLine& line) {
       ->capture_default_str();
 }
 
+void AddBenchEngine(CLI::App& bench, BenchEngineOptions& options) {
+  CLI::App* engine = bench.add_subcommand(
+      "engine",
+      "starts a broker and a worker with dummy weights and measures decode steps, first tokens and "
+      "the worker's start, through the worker's gRPC interface; then vLLM on the same workload, if "
+      "Python has it");
+  engine->add_option("--shape", options.shape, "the model's shape")
+      ->check(CLI::IsMember(BenchShapes()))
+      ->capture_default_str();
+  engine->add_option("--json", options.json_file, "write the results to this file")
+      ->type_name("FILE");
+  engine
+      ->add_option_function<std::string>(
+          "--device", [&options](const std::string& device) { options.cuda = device == "cuda"; },
+          "cuda (the default) or cpu")
+      ->check(CLI::IsMember({"cuda", "cpu"}));
+  const auto numbers = [engine](const char* name, auto& list, const char* help) {
+    engine->add_option(name, list, help)->delimiter(',')->capture_default_str();
+  };
+  numbers("--gpus", options.gpus, "which GPUs");
+  numbers("--batches", options.batches, "batch sizes of decode steps");
+  numbers("--prompts", options.prompts, "prompt lengths for first tokens");
+  const auto number = [engine](const char* name, auto& value, int least, const char* help) {
+    engine->add_option(name, value, help)->check(CLI::Range(least, 1 << 20))->capture_default_str();
+  };
+  number("--decode-tokens", options.decode_tokens, 1, "decode steps of a measurement");
+  number("--long-batch", options.long_batch, 0, "batch size behind long prompts; 0: none");
+  number("--long-prompt", options.long_prompt, 1, "their length");
+  number("--max-step-tokens", options.max_step_tokens, 1, "the worker's engine.max_step_tokens");
+  number("--rounds", options.rounds, 1, "measurements of each decode; the median counts");
+  engine->add_option(
+      "--binaries", options.binaries,
+      "folder of the programs: bin/ of a bundle, or bazel-bin (default: where palctl "
+      "is)");
+  engine->add_option("--gemm-cache", options.gemm_cache_file,
+                     "file of matrix products' algorithms (default: measured anew)");
+  engine->add_flag("!--no-vllm", options.vllm, "leave vLLM out");
+  engine->add_option("--vllm-script", options.vllm_script,
+                     "default: tools/bench/vllm_bench.py of the bundle or the source tree");
+}
+
 void AddOthers(CLI::App& app, CommandLine& line) {
   CLI::App* tokenize = app.add_subcommand("tokenize", "prints the token ids of a text");
   tokenize->add_option("text", line.tokenize.text)->required();
@@ -123,6 +166,7 @@ void AddOthers(CLI::App& app, CommandLine& line) {
       ->check(CLI::Range(1, 10'000'000))
       ->capture_default_str();
   control->add_flag("--json", line.bench.json, "{calls, answer_bytes, p50_seconds, p99_seconds}");
+  AddBenchEngine(*bench, line.bench_engine);
 }
 
 absl::StatusOr<NodeAddresses> FindNode(const CommandLine& line) {
@@ -194,6 +238,9 @@ int RunPalctl(int argc, const char* const* argv, const Terminal& terminal) {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     return app.exit(error, terminal.out, terminal.err) == 0 ? kDone : kUsage;
+  }
+  if (app.got_subcommand("bench") && app.get_subcommand("bench")->got_subcommand("engine")) {
+    return RunBenchEngine(std::move(line.bench_engine), terminal);
   }
   absl::StatusOr<NodeAddresses> addresses = FindNode(line);
   if (!addresses.ok()) return Fail(terminal, addresses.status());
