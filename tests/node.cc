@@ -1,5 +1,6 @@
 #include "tests/node.h"
 
+#include <dlfcn.h>
 #include <fcntl.h>
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
@@ -7,8 +8,12 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <sstream>
@@ -79,6 +84,13 @@ std::string ByteTokenizerJson() {
       .dump();
 }
 
+// Of the largest step of a test's model on a GPU; most of it is of fixed size.
+constexpr int kWorkspaceSlabs = 64;
+// Alternatives of each token, to judge a difference by.
+constexpr uint32_t kAlternatives = 20;
+// Between log-probabilities of the same token in steps of different sizes.
+constexpr float kLogprobMargin = 0.1f;
+
 // The slab files that a process holds, by inode.
 void AddSlabFiles(pid_t pid, std::set<std::pair<dev_t, ino_t>>& files) {
   std::error_code error;
@@ -105,7 +117,84 @@ ModelConfig TestModelConfig(int max_sequence_tokens) {
   return config;
 }
 
+// The number of GPUs that the driver finds; 0 without a driver.
+int CountGpus() {
+  void* const library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+  if (library == nullptr) return 0;
+  const auto init = reinterpret_cast<int (*)(unsigned)>(dlsym(library, "cuInit"));
+  const auto count = reinterpret_cast<int (*)(int*)>(dlsym(library, "cuDeviceGetCount"));
+  int gpus = 0;
+  if (init == nullptr || count == nullptr || init(0) != 0 || count(&gpus) != 0) return 0;
+  return gpus;
+}
+
+std::string Inherited(const char* variable) {
+  const char* const value = std::getenv(variable);
+  return absl::StrCat(variable, "=", value == nullptr ? "" : value);
+}
+
 }  // namespace
+
+namespace {
+
+using palimpsest::v1::TokenLogprob;
+
+// How far the chosen token is ahead of another one; infinite if that is not among the alternatives.
+float Lead(const TokenLogprob& chosen, int32_t other) {
+  for (const auto& top : chosen.top()) {
+    if (top.token_id() == other) return chosen.logprob() - top.logprob();
+  }
+  return std::numeric_limits<float>::infinity();
+}
+
+::testing::AssertionResult Agree(const std::vector<TokenLogprob>& expected,
+                                 const std::vector<TokenLogprob>& got, bool greedy) {
+  for (size_t i = 0; i < std::min(expected.size(), got.size()); ++i) {
+    const TokenLogprob &a = expected[i], &b = got[i];
+    if (a.token_id() != b.token_id()) {
+      const float lead = std::max(Lead(a, b.token_id()), Lead(b, a.token_id()));
+      if (!greedy || lead <= 2 * kLogprobMargin) return ::testing::AssertionSuccess();
+      return ::testing::AssertionFailure() << "token " << i << " differs, by a lead of " << lead;
+    }
+    if (std::abs(a.logprob() - b.logprob()) > kLogprobMargin) {
+      return ::testing::AssertionFailure() << "log-probabilities of token " << i << " are "
+                                           << a.logprob() << " and " << b.logprob();
+    }
+  }
+  return ::testing::AssertionSuccess();
+}
+
+}  // namespace
+
+::testing::AssertionResult SameTokens(NodeBackend backend, const Generation& expected,
+                                      const Generation& got, bool greedy, bool prefix) {
+  if (prefix ? got.tokens.size() > expected.tokens.size()
+             : got.tokens.size() != expected.tokens.size()) {
+    return ::testing::AssertionFailure()
+           << got.tokens.size() << " tokens where " << expected.tokens.size() << " were expected";
+  }
+  if (backend == NodeBackend::kCuda) return Agree(expected.logprobs, got.logprobs, greedy);
+  const auto [a, b] = std::mismatch(got.tokens.begin(), got.tokens.end(), expected.tokens.begin());
+  if (a == got.tokens.end()) return ::testing::AssertionSuccess();
+  return ::testing::AssertionFailure() << "token " << a - got.tokens.begin() << " is " << *a
+                                       << " where " << *b << " was expected";
+}
+
+std::string NodeBackendName(NodeBackend backend) {
+  return backend == NodeBackend::kCuda ? "Cuda" : "Host";
+}
+
+std::string WhyNodeCannotRun(NodeBackend backend) {
+  if (backend == NodeBackend::kHost) return "";
+#ifdef PALIMPSEST_HAVE_CUDA
+  static const int gpus = CountGpus();
+  return gpus > 0 ? ""
+                  : "there is no GPU here; tools/gpu-check runs this test on a machine with one";
+#else
+  (void)CountGpus;
+  return "this build has no CUDA toolkit";
+#endif
+}
 
 Node::Node(NodeOptions options) : options_(std::move(options)) {
   WatchIdleChannels();
@@ -154,12 +243,29 @@ void Node::WriteModel() {
       0644);
 }
 
+int Node::WorkspaceSlabs() const {
+  return options_.backend == NodeBackend::kCuda ? kWorkspaceSlabs : 0;
+}
+
+int Node::pool_slabs() const {
+  return options_.pool_slabs + WorkspaceSlabs() * static_cast<int>(options_.tenants.size());
+}
+
+// The same steps on both back-ends. Algorithms of a GPU are measured once for all nodes.
+std::string Node::EngineLines() const {
+  if (options_.backend == NodeBackend::kHost) return "  threads: 1\n";
+  return absl::StrCat("  device: cuda\n  max_step_tokens: 256\n  max_batch_sequences: 32\n",
+                      "  gemm_cache_file: ", ::testing::TempDir(), "/palimpsest-node-gemm\n");
+}
+
 void Node::WriteConfigs() {
+  const int workspace = WorkspaceSlabs();
   std::string broker = absl::Substitute(
       "node: test\nstate_dir: state\ncontrol_socket: broker.sock\n"
-      "descriptor_socket: descriptors.sock\nmetrics_listen: 127.0.0.1:0\n"
-      "pool: {backend: host, bytes: $0 MiB}\n",
-      options_.pool_slabs * 2);
+      "descriptor_socket: descriptors.sock\nmetrics_listen: 127.0.0.1:0\npacker: $0\n"
+      "pool: {backend: $1, slab_bytes: 2 MiB, bytes: $2 MiB}\n",
+      Program("packer", "worker/model"), options_.backend == NodeBackend::kCuda ? "cuda" : "host",
+      pool_slabs() * 2);
   if (!options_.policy.empty()) absl::StrAppend(&broker, "policy:\n");
   for (const std::string& line : options_.policy) absl::StrAppend(&broker, "  ", line, "\n");
   absl::StrAppend(&broker, "tenants:\n");
@@ -168,20 +274,25 @@ void Node::WriteConfigs() {
       "worker_token_file: secrets/router\nhealth: {interval: 100ms, timeout: 2s}\ntenants:\n";
   for (const NodeTenant& tenant : options_.tenants) {
     absl::StrAppend(
-        &broker,
-        absl::Substitute("  - name: $0\n    secret_file: secrets/$0\n"
-                         "    model: {path: model, max_sequence_tokens: $1}\n"
-                         "    priority: $2\n    pin: $3\n    floor: $4 MiB\n    quota: $5 MiB\n",
-                         tenant.name, options_.max_sequence_tokens, tenant.priority,
-                         tenant.pin ? "true" : "false", tenant.floor_slabs * 2,
-                         2 * (tenant.quota_slabs == 0 ? options_.pool_slabs : tenant.quota_slabs)));
+        &broker, absl::Substitute(
+                     "  - name: $0\n    secret_file: secrets/$0\n"
+                     "    model: {path: model, max_sequence_tokens: $1}\n"
+                     "    priority: $2\n    pin: $3\n    floor: $4 MiB\n    quota: $5 MiB\n"
+                     "    workspace: $6 MiB\n$7",
+                     tenant.name, options_.max_sequence_tokens, tenant.priority,
+                     tenant.pin ? "true" : "false",
+                     tenant.floor_slabs == 0 ? 0 : 2 * (tenant.floor_slabs + workspace),
+                     2 * (tenant.quota_slabs == 0 ? pool_slabs() : tenant.quota_slabs + workspace),
+                     2 * workspace,
+                     // Beside the pool, which the tests count in slabs.
+                     workspace > 0 ? "    context: 0 MiB\n" : ""));
     std::string worker = absl::Substitute(
         "tenant: $0\nsecret_file: secrets/$0\n"
         "model: {name: tiny, path: model, max_sequence_tokens: $1}\n"
         "broker: {control_socket: broker.sock, descriptor_socket: descriptors.sock}\n"
         "listen: unix:worker-$0.sock\nrouter_token_file: secrets/router\n"
-        "metrics_listen: 127.0.0.1:0\nengine:\n  threads: 1\n",
-        tenant.name, options_.max_sequence_tokens);
+        "metrics_listen: 127.0.0.1:0\nengine:\n$2",
+        tenant.name, options_.max_sequence_tokens, EngineLines());
     for (const std::string& line : options_.engine) absl::StrAppend(&worker, "  ", line, "\n");
     WriteText(absl::StrCat(folder_, "/", tenant.name, ".yaml"), worker);
     absl::StrAppend(
@@ -194,15 +305,21 @@ void Node::WriteConfigs() {
   WriteText(folder_ + "/router.yaml", router);
 }
 
+std::string Node::Program(const std::string& name, const std::string& package) {
+  std::error_code error;
+  const fs::path beside = fs::read_symlink("/proc/self/exe", error).parent_path() / name;
+  return fs::exists(beside, error) ? beside.string()
+                                   : fs::absolute(fs::path(package) / name).string();
+}
+
 std::unique_ptr<ChildProcess> Node::Spawn(const std::string& name, const std::string& binary) {
   UniqueFd log(::open(absl::StrCat(folder_, "/", name, ".log").c_str(),
                       O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600));
   // The processes' paths are relative to their working directory.
   SpawnOptions options;
-  options.argv = {"/usr/bin/env", "-C",
-                  folder_,        fs::absolute(binary).string(),
-                  "--config",     absl::StrCat(name, ".yaml")};
-  options.environment = {"PATH=/usr/bin:/bin", "LD_LIBRARY_PATH="};
+  options.argv = {"/usr/bin/env", "-C", folder_, binary, "--config", absl::StrCat(name, ".yaml")};
+  // A GPU's libraries may be where only the environment says.
+  options.environment = {"PATH=/usr/bin:/bin", Inherited("LD_LIBRARY_PATH")};
   options.output = log.get();
   absl::StatusOr<ChildProcess> process = ChildProcess::Spawn(options);
   if (!process.ok()) {
@@ -212,13 +329,17 @@ std::unique_ptr<ChildProcess> Node::Spawn(const std::string& name, const std::st
   return std::make_unique<ChildProcess>(*std::move(process));
 }
 
-void Node::StartBroker() { broker_ = Spawn("broker", "broker/server/palimpsest-broker"); }
-
-void Node::StartWorker(const std::string& tenant) {
-  workers_[tenant] = Spawn(tenant, "worker/server/palimpsest-worker");
+void Node::StartBroker() {
+  broker_ = Spawn("broker", Program("palimpsest-broker", "broker/server"));
 }
 
-void Node::StartRouter() { router_ = Spawn("router", "router/server/palimpsest-router"); }
+void Node::StartWorker(const std::string& tenant) {
+  workers_[tenant] = Spawn(tenant, Program("palimpsest-worker", "worker/server"));
+}
+
+void Node::StartRouter() {
+  router_ = Spawn("router", Program("palimpsest-router", "router/server"));
+}
 
 void Node::Start() {
   StartBroker();
@@ -299,6 +420,9 @@ Generation Node::Generate(const Request& request) {
   message.mutable_sampling()->set_temperature(request.temperature);
   message.mutable_sampling()->set_seed(request.seed);
   message.mutable_sampling()->set_ignore_eos(true);
+  if (options_.backend == NodeBackend::kCuda) {
+    message.mutable_sampling()->set_logprobs(kAlternatives);
+  }
   auto stream = router_stub_->Generate(&context, message);
   Generation result;
   palimpsest::v1::GenerateResponse response;
@@ -306,6 +430,8 @@ Generation Node::Generate(const Request& request) {
     result.tokens.insert(result.tokens.end(), response.token_ids().begin(),
                          response.token_ids().end());
     result.text += response.text();
+    result.logprobs.insert(result.logprobs.end(), response.logprobs().begin(),
+                           response.logprobs().end());
     if (response.has_usage()) result.usage = response.usage();
     if (response.finish_reason() != palimpsest::v1::FINISH_REASON_UNSPECIFIED) {
       result.finish_reason = response.finish_reason();
@@ -351,13 +477,14 @@ std::string Node::LogEnds() const {
   return out;
 }
 
-size_t Node::SlabsThatExist() {
+bool Node::EverySlabExistsOnce() {
+  if (options_.backend == NodeBackend::kCuda) return true;
   std::set<std::pair<dev_t, ino_t>> files;
   if (broker_ != nullptr) AddSlabFiles(broker_->pid(), files);
   for (const auto& [tenant, worker] : workers_) {
     if (worker != nullptr) AddSlabFiles(worker->pid(), files);
   }
-  return files.size();
+  return files.size() == static_cast<size_t>(pool_slabs());
 }
 
 int Node::SumOfStates(const GetStatusResponse& status) {

@@ -7,6 +7,8 @@
 #ifndef PALIMPSEST_TESTS_NODE_H_
 #define PALIMPSEST_TESTS_NODE_H_
 
+#include <gtest/gtest.h>
+
 #include <functional>
 #include <future>
 #include <map>
@@ -25,6 +27,15 @@
 
 namespace palimpsest {
 
+// Whose slabs they are, and what computes.
+enum class NodeBackend { kHost, kCuda };
+
+// "Host", "Cuda": names of test instances.
+std::string NodeBackendName(NodeBackend backend);
+
+// Empty where nodes of this back-end can run; otherwise what is missing.
+std::string WhyNodeCannotRun(NodeBackend backend);
+
 struct NodeTenant {
   std::string name;
   int priority = 0;
@@ -35,6 +46,8 @@ struct NodeTenant {
 };
 
 struct NodeOptions {
+  NodeBackend backend = NodeBackend::kHost;
+  // Beside workspaces, which workers have on a GPU; so are floors and quotas.
   int pool_slabs = 40;
   int max_sequence_tokens = 2048;
   std::vector<NodeTenant> tenants = {{"alpha"}, {"beta"}};
@@ -49,9 +62,18 @@ struct Generation {
   absl::Status status;
   std::vector<TokenId> tokens;
   std::string text;
+  std::vector<palimpsest::v1::TokenLogprob> logprobs;  // with the CUDA back-end
   palimpsest::v1::FinishReason finish_reason = palimpsest::v1::FINISH_REASON_UNSPECIFIED;
   palimpsest::v1::Usage usage;
 };
+
+// Whether `got` is `expected`, or with `prefix` the beginning of it. Host back-end: token by token.
+// CUDA: steps of other sizes use other kernels, so low bits differ and a near tie may turn; what
+// follows it is another text. Before the first different token log-probabilities must agree, and
+// there each run must have had the other's token close behind its own, if tokens are greedy.
+::testing::AssertionResult SameTokens(NodeBackend backend, const Generation& expected,
+                                      const Generation& got, bool greedy = true,
+                                      bool prefix = false);
 
 class Node {
  public:
@@ -113,18 +135,27 @@ class Node {
   // HOST:PORT under which a process that runs serves its metrics.
   std::string MetricsAddress(const std::string& process) const;
 
-  // How many slabs have memory: distinct slab files that broker and workers hold, whoever counts
-  // them. Equal to the pool unless something was lost or doubled.
-  size_t SlabsThatExist();
+  // All slabs, those of workspaces included.
+  int pool_slabs() const;
+
+  // Whether as many slabs have memory as the pool has: distinct slab files that broker and workers
+  // hold, whoever counts them. Memory of a GPU has no such files: true there.
+  bool EverySlabExistsOnce();
 
   // Sum of all slab states of the broker; equal to the pool unless something was lost.
   static int SumOfStates(const palimpsest::v1::GetStatusResponse& status);
+
+  NodeBackend backend() const { return options_.backend; }
+  // The path of a program of ours: beside this one in a bundle, else where Bazel puts it.
+  static std::string Program(const std::string& name, const std::string& package);
 
  private:
   void WriteModel();
   void WriteConfigs();
   std::unique_ptr<ChildProcess> Spawn(const std::string& name, const std::string& binary);
   std::string LogEnds() const;
+  int WorkspaceSlabs() const;
+  std::string EngineLines() const;
 
   const NodeOptions options_;
   std::string folder_;

@@ -13,7 +13,7 @@ objects=$(grep -c '^kind:' "$rendered")
 [ "$objects" -ge 12 ] || { echo "only $objects objects were rendered" >&2; failed=1; }
 "$validate" --strict "$rendered" || failed=1
 
-for folder in deploy/local deploy/kubernetes/base/config; do
+for folder in deploy/local deploy/local/cuda deploy/kubernetes/base/config; do
   for pair in broker:broker/server/palimpsest-broker alpha:worker/server/palimpsest-worker \
     beta:worker/server/palimpsest-worker router:router/server/palimpsest-router; do
     config=$folder/${pair%%:*}.yaml

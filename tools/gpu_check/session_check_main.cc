@@ -101,7 +101,7 @@ class SessionCheck {
     pool_mebibytes_ = slabs * 32.0 * gpus_;
     std::string yaml = absl::StrReplaceAll(
         node_.Config(0, "  min_residence: 10ms\n  residence_restores: 0\n",
-                     "    workspace: 32 MiB\n"),
+                     "    workspace: 32 MiB\n    context: 0 MiB\n"),
         {{"bytes: 0 MiB", absl::StrCat("backend: cuda\n  gpus: [", Gpus(),
                                        "]\n  trusted_workers: ", trusted_ ? "true" : "false",
                                        "\n  bytes: ", slabs * 32, " MiB")},
