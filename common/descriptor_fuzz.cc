@@ -48,13 +48,9 @@ void SendRaw(int socket, absl::string_view bytes, size_t descriptors) {
   (void)::sendmsg(socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
 }
 
-}  // namespace
-}  // namespace palimpsest
-
 // The first byte says how many descriptors come along, the rest is the packet.
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  using namespace palimpsest;
-  if (size == 0) return 0;
+void CheckPacket(const uint8_t* data, size_t size) {
+  if (size == 0) return;
   const absl::string_view bytes(reinterpret_cast<const char*>(data) + 1, size - 1);
   absl::StatusOr<DescriptorPacket> decoded = DecodePacket(bytes);
   if (decoded.ok()) Check(*EncodePacket(*decoded) == bytes);
@@ -79,5 +75,12 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     Check(LowestFree() == open_now);
   }
   Check(LowestFree() == before);
+}
+
+}  // namespace
+}  // namespace palimpsest
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  palimpsest::CheckPacket(data, size);
   return 0;
 }

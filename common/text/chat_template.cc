@@ -54,8 +54,8 @@ jinja::value Range(const jinja::func_args& args) {
   return list;
 }
 
-jinja::value Function(const std::string& name, jinja::func_handler handler) {
-  return jinja::mk_val<jinja::value_func>(name, std::move(handler));
+jinja::value Function(const std::string& name, const jinja::func_handler& handler) {
+  return jinja::mk_val<jinja::value_func>(name, handler);
 }
 
 // Brackets of expressions and blocks open at once: what the engine's parser recurses on.

@@ -73,7 +73,8 @@ absl::Status CheckVariant(const json& model) {
   if (*byte_fallback) return absl::UnimplementedError("model with byte_fallback is not supported");
   for (const absl::string_view key : {"continuing_subword_prefix", "end_of_word_suffix"}) {
     const json* affix = FindMember(model, key);
-    if (affix != nullptr && *affix != "") {
+    if (affix == nullptr) continue;
+    if (!affix->is_string() || !affix->get_ref<const std::string&>().empty()) {
       return absl::UnimplementedError(absl::StrCat("model with ", key, " is not supported"));
     }
   }

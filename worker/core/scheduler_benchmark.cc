@@ -160,7 +160,7 @@ void GiveSlabs(benchmark::State& state) {
 }
 BENCHMARK(GiveSlabs)->Unit(benchmark::kMicrosecond);
 
-void SampleToken(benchmark::State& state, SamplingParams params) {
+void SampleToken(benchmark::State& state, const SamplingParams& params) {
   std::mt19937 random(1);
   std::normal_distribution<float> normal(0, 3);
   std::vector<float> logits(49152);

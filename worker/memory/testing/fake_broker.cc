@@ -116,7 +116,7 @@ bool FakeBroker::image_returned() const {
   return image_returned_;
 }
 
-v1::WorkerMessage FakeBroker::Await(std::vector<v1::WorkerMessage::MessageCase> wanted) {
+v1::WorkerMessage FakeBroker::Await(const std::vector<v1::WorkerMessage::MessageCase>& wanted) {
   MutexLock lock(&mu_);
   const auto next = [&]() ABSL_NO_THREAD_SAFETY_ANALYSIS {
     return std::find_if(messages_.begin(), messages_.end(), [&](const auto& m) {

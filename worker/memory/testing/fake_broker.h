@@ -70,7 +70,7 @@ class FakeBroker : private v1::Broker::Service {
   bool image_returned() const;
 
   // The next message of any of the given cases; others are dropped.
-  v1::WorkerMessage Await(std::vector<v1::WorkerMessage::MessageCase> wanted);
+  v1::WorkerMessage Await(const std::vector<v1::WorkerMessage::MessageCase>& wanted);
   v1::WorkerMessage Await(v1::WorkerMessage::MessageCase wanted) {
     return Await(std::vector<v1::WorkerMessage::MessageCase>{wanted});
   }
