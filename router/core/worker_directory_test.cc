@@ -27,7 +27,7 @@ WorkerDirectory Directory() {
   return directory;
 }
 
-void Poll(WorkerDirectory& directory, uint32_t worker, PollResult result = {}) {
+void Poll(WorkerDirectory& directory, uint32_t worker, const PollResult& result = {}) {
   const WorkerId id(worker);
   directory.EndPoll(id, directory.BeginPoll(id), result);
 }
