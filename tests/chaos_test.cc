@@ -122,7 +122,8 @@ class ChaosTest : public ::testing::TestWithParam<NodeBackend> {
 };
 
 INSTANTIATE_TEST_SUITE_P(Backends, ChaosTest,
-                         ::testing::Values(NodeBackend::kHost, NodeBackend::kCuda),
+                         ::testing::Values(NodeBackend::kHost, NodeBackend::kCuda,
+                                           NodeBackend::kTwoGpus),
                          [](const auto& info) { return NodeBackendName(info.param); });
 
 TEST_P(ChaosTest, WhoeverDiesWheneverNothingIsLostAndNoTokenChanges) {

@@ -104,14 +104,20 @@ void AddSlabFiles(pid_t pid, std::set<std::pair<dev_t, ino_t>>& files) {
   }
 }
 
-ModelConfig TestModelConfig(int max_sequence_tokens) {
+int Gpus(NodeBackend backend) {
+  return backend == NodeBackend::kHost ? 0 : backend == NodeBackend::kCuda ? 1 : 2;
+}
+
+// What each GPU has of it is the same for any number of them.
+ModelConfig TestModelConfig(int max_sequence_tokens, NodeBackend backend) {
+  const int ranks = std::max(Gpus(backend), 1);
   ModelConfig config = TinyModelConfig();
   config.num_layers = 8;
   config.hidden_size = 256;
-  config.num_heads = 4;
-  config.num_kv_heads = 2;
+  config.num_heads = 4 * ranks;
+  config.num_kv_heads = 2 * ranks;
   config.head_dim = 64;
-  config.intermediate_size = 768;
+  config.intermediate_size = 768 * ranks;
   config.vocab_size = 256;
   config.max_position = max_sequence_tokens;
   return config;
@@ -173,7 +179,7 @@ float Lead(const TokenLogprob& chosen, int32_t other) {
     return ::testing::AssertionFailure()
            << got.tokens.size() << " tokens where " << expected.tokens.size() << " were expected";
   }
-  if (backend == NodeBackend::kCuda) return Agree(expected.logprobs, got.logprobs, greedy);
+  if (Gpus(backend) > 0) return Agree(expected.logprobs, got.logprobs, greedy);
   const auto [a, b] = std::mismatch(got.tokens.begin(), got.tokens.end(), expected.tokens.begin());
   if (a == got.tokens.end()) return ::testing::AssertionSuccess();
   return ::testing::AssertionFailure() << "token " << a - got.tokens.begin() << " is " << *a
@@ -181,15 +187,18 @@ float Lead(const TokenLogprob& chosen, int32_t other) {
 }
 
 std::string NodeBackendName(NodeBackend backend) {
-  return backend == NodeBackend::kCuda ? "Cuda" : "Host";
+  constexpr const char* kNames[] = {"Host", "Cuda", "TwoGpus"};
+  return kNames[static_cast<int>(backend)];
 }
 
 std::string WhyNodeCannotRun(NodeBackend backend) {
   if (backend == NodeBackend::kHost) return "";
 #ifdef PALIMPSEST_HAVE_CUDA
   static const int gpus = CountGpus();
-  return gpus > 0 ? ""
-                  : "there is no GPU here; tools/gpu-check runs this test on a machine with one";
+  if (gpus >= Gpus(backend)) return "";
+  return absl::StrCat("there are ", gpus,
+                      " GPUs here; tools/gpu-check runs this test on a machine with ",
+                      Gpus(backend));
 #else
   (void)CountGpus;
   return "this build has no CUDA toolkit";
@@ -235,7 +244,9 @@ Node::~Node() {
 void Node::WriteModel() {
   const std::string model = folder_ + "/model";
   fs::create_directories(model);
-  ASSERT_TRUE(WriteRandomModel(model, TestModelConfig(options_.max_sequence_tokens)).ok());
+  ASSERT_TRUE(
+      WriteRandomModel(model, TestModelConfig(options_.max_sequence_tokens, options_.backend))
+          .ok());
   WriteText(model + "/tokenizer.json", ByteTokenizerJson(), 0644);
   WriteText(
       model + "/tokenizer_config.json",
@@ -243,18 +254,22 @@ void Node::WriteModel() {
       0644);
 }
 
-int Node::WorkspaceSlabs() const {
-  return options_.backend == NodeBackend::kCuda ? kWorkspaceSlabs : 0;
-}
+int Node::WorkspaceSlabs() const { return Gpus(options_.backend) > 0 ? kWorkspaceSlabs : 0; }
 
 int Node::pool_slabs() const {
   return options_.pool_slabs + WorkspaceSlabs() * static_cast<int>(options_.tenants.size());
 }
 
+std::string Node::GpuList() const {
+  constexpr const char* kLists[] = {"[]", "[0]", "[0, 1]"};
+  return kLists[Gpus(options_.backend)];
+}
+
 // The same steps on both back-ends. Algorithms of a GPU are measured once for all nodes.
 std::string Node::EngineLines() const {
   if (options_.backend == NodeBackend::kHost) return "  threads: 1\n";
-  return absl::StrCat("  device: cuda\n  max_step_tokens: 256\n  max_batch_sequences: 32\n",
+  return absl::StrCat("  device: cuda\n  gpus: ", GpuList(),
+                      "\n  max_step_tokens: 256\n  max_batch_sequences: 32\n",
                       "  gemm_cache_file: ", ::testing::TempDir(), "/palimpsest-node-gemm\n");
 }
 
@@ -263,8 +278,8 @@ void Node::WriteConfigs() {
   std::string broker = absl::Substitute(
       "node: test\nstate_dir: state\ncontrol_socket: broker.sock\n"
       "descriptor_socket: descriptors.sock\nmetrics_listen: 127.0.0.1:0\npacker: $0\n"
-      "pool: {backend: $1, slab_bytes: 2 MiB, bytes: $2 MiB}\n",
-      Program("packer", "worker/model"), options_.backend == NodeBackend::kCuda ? "cuda" : "host",
+      "pool: {backend: $1, gpus: $2, slab_bytes: 2 MiB, bytes: $3 MiB}\n",
+      Program("packer", "worker/model"), Gpus(options_.backend) > 0 ? "cuda" : "host", GpuList(),
       pool_slabs() * 2);
   if (!options_.policy.empty()) absl::StrAppend(&broker, "policy:\n");
   for (const std::string& line : options_.policy) absl::StrAppend(&broker, "  ", line, "\n");
@@ -420,7 +435,7 @@ Generation Node::Generate(const Request& request) {
   message.mutable_sampling()->set_temperature(request.temperature);
   message.mutable_sampling()->set_seed(request.seed);
   message.mutable_sampling()->set_ignore_eos(true);
-  if (options_.backend == NodeBackend::kCuda) {
+  if (Gpus(options_.backend) > 0) {
     message.mutable_sampling()->set_logprobs(kAlternatives);
   }
   auto stream = router_stub_->Generate(&context, message);
@@ -478,7 +493,7 @@ std::string Node::LogEnds() const {
 }
 
 bool Node::EverySlabExistsOnce() {
-  if (options_.backend == NodeBackend::kCuda) return true;
+  if (Gpus(options_.backend) > 0) return true;
   std::set<std::pair<dev_t, ino_t>> files;
   if (broker_ != nullptr) AddSlabFiles(broker_->pid(), files);
   for (const auto& [tenant, worker] : workers_) {

@@ -28,9 +28,10 @@
 namespace palimpsest {
 
 // Whose slabs they are, and what computes.
-enum class NodeBackend { kHost, kCuda };
+// kTwoGpus: each model is shared between two.
+enum class NodeBackend { kHost, kCuda, kTwoGpus };
 
-// "Host", "Cuda": names of test instances.
+// "Host", "Cuda", "TwoGpus": names of test instances.
 std::string NodeBackendName(NodeBackend backend);
 
 // Empty where nodes of this back-end can run; otherwise what is missing.
@@ -62,13 +63,13 @@ struct Generation {
   absl::Status status;
   std::vector<TokenId> tokens;
   std::string text;
-  std::vector<palimpsest::v1::TokenLogprob> logprobs;  // with the CUDA back-end
+  std::vector<palimpsest::v1::TokenLogprob> logprobs;  // of a GPU
   palimpsest::v1::FinishReason finish_reason = palimpsest::v1::FINISH_REASON_UNSPECIFIED;
   palimpsest::v1::Usage usage;
 };
 
 // Whether `got` is `expected`, or with `prefix` the beginning of it. Host back-end: token by token.
-// CUDA: steps of other sizes use other kernels, so low bits differ and a near tie may turn; what
+// GPUs: steps of other sizes use other kernels, so low bits differ and a near tie may turn; what
 // follows it is another text. Before the first different token log-probabilities must agree, and
 // there each run must have had the other's token close behind its own, if tokens are greedy.
 ::testing::AssertionResult SameTokens(NodeBackend backend, const Generation& expected,
@@ -155,6 +156,8 @@ class Node {
   std::unique_ptr<ChildProcess> Spawn(const std::string& name, const std::string& binary);
   std::string LogEnds() const;
   int WorkspaceSlabs() const;
+  // As in a configuration.
+  std::string GpuList() const;
   std::string EngineLines() const;
 
   const NodeOptions options_;

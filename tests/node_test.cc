@@ -46,7 +46,8 @@ class NodeTest : public ::testing::TestWithParam<NodeBackend> {
 };
 
 INSTANTIATE_TEST_SUITE_P(Backends, NodeTest,
-                         ::testing::Values(NodeBackend::kHost, NodeBackend::kCuda),
+                         ::testing::Values(NodeBackend::kHost, NodeBackend::kCuda,
+                                           NodeBackend::kTwoGpus),
                          [](const auto& info) { return NodeBackendName(info.param); });
 
 Node::Request Story(const std::string& tenant, int number, int max_tokens) {
@@ -395,7 +396,7 @@ TEST_P(NodeTest, KilledClientFreesItsSequenceAtTheWorkerAndNobodyElseNotices) {
 }
 
 TEST_P(NodeTest, EveryProcessServesMetricsThatPrometheusAccepts) {
-  if (GetParam() == NodeBackend::kCuda && std::system("command -v promtool curl >/dev/null") != 0) {
+  if (GetParam() != NodeBackend::kHost && std::system("command -v promtool curl >/dev/null") != 0) {
     GTEST_SKIP() << "promtool and curl are not installed here";
   }
   Node node(TwoTenants());

@@ -2,7 +2,7 @@
 """Checks of a whole node on a GPU. Each finding is one JSON object a line, as in check_report.h.
 
 The tests of a node (tests/node_test.cc, tests/chaos_test.cc) with their CUDA back-end, one finding a
-test; then what only a GPU can show: how long a worker takes to start and a stream for a token, with
+test, and with models shared between two GPUs where there are two; then what only a GPU can show: how long a worker takes to start and a stream for a token, with
 SmolLM2's shape through the whole engine (palctl bench engine), and that no memory of the GPU is left
 taken when all processes have ended.
 """
@@ -44,34 +44,35 @@ def folder_of_runs(name):
 
 
 def gpu_mebibytes():
-    """Used on all GPUs by everybody; None where nvidia-smi does not tell."""
+    """Used on each GPU by everybody; None where nvidia-smi does not tell."""
     query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
     try:
         out = subprocess.run(query, capture_output=True, text=True, timeout=30, check=True).stdout
-        return sum(float(line) for line in out.split())
+        return [float(line) for line in out.split()]
     except (OSError, ValueError, subprocess.SubprocessError):
         return None
 
 
-def run_tests(name, scratch):
-    out = scratch / f"{name}.json"
+def run_tests(name, backend, scratch):
+    out = scratch / f"{name}-{backend}.json"
+    at = name if backend == "Cuda" else f"{name}.{backend}"
     try:
         done = subprocess.run(
-            [program(name), "--gtest_filter=*/Cuda", f"--gtest_output=json:{out}"],
+            [program(name), f"--gtest_filter=*/{backend}", f"--gtest_output=json:{out}"],
             cwd=folder_of_runs(name), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
             timeout=TESTS_TIMEOUT_S, env={**os.environ, "TEST_TMPDIR": str(scratch)})
         end = f"exit status {done.returncode}: " + " / ".join(done.stdout.splitlines()[-4:])
     except (OSError, subprocess.TimeoutExpired) as error:
         end = str(error)
     if not out.exists():
-        say(name, False, note=end)
+        say(at, False, note=end)
         return
     for suite in json.loads(out.read_text())["testsuites"]:
         for test in suite["testsuite"]:
             said = " / ".join(f["failure"][:600] for f in test.get("failures", []))
             ran = test.get("result") == "COMPLETED"
             # A test that is skipped for want of a tool says so itself; without a GPU all would be.
-            say(f"{name}.{test['name'].removesuffix('/Cuda')}", not said,
+            say(f"{at}.{test['name'].removesuffix('/' + backend)}", not said,
                 value=float(test["time"].rstrip("s")), unit="s",
                 **({"note": said} if said else {} if ran else {"note": "skipped"}))
 
@@ -104,11 +105,14 @@ def main():
     with tempfile.TemporaryDirectory(prefix="palimpsest-") as folder:
         scratch = pathlib.Path(folder)
         for name in ("node_test", "chaos_test"):
-            run_tests(name, scratch)
+            run_tests(name, "Cuda", scratch)
+            if before is not None and len(before) > 1:
+                run_tests(name, "TwoGpus", scratch)
         bench(scratch)
     if before is not None:
         deadline = time.monotonic() + 5
-        while (after := gpu_mebibytes()) > before + LEFT_BEHIND_MIB and time.monotonic() < deadline:
+        before = sum(before)
+        while (after := sum(gpu_mebibytes())) > before + LEFT_BEHIND_MIB and time.monotonic() < deadline:
             time.sleep(0.2)
         say("no_memory_left_behind", after <= before + LEFT_BEHIND_MIB,
             note=f"{before:.0f} MiB before, {after:.0f} after")
