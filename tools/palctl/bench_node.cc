@@ -23,6 +23,7 @@
 #include "tools/palctl/bench_shapes.h"
 #include "worker/model/image_layout.h"
 #include "worker/model/model_config.h"
+#include "worker/model/tensor_parallel.h"
 
 namespace palimpsest::palctl {
 namespace {
@@ -82,19 +83,22 @@ absl::Status BenchNode::Prepare() {
 }
 
 absl::Status BenchNode::WriteConfigs() {
-  const auto model = ParseModelConfig(options_.config, "");
+  const auto whole = ParseModelConfig(options_.config, "");
+  if (!whole.ok()) return whole.status();
+  vocabulary_ = whole->vocab_size;
+  const auto ranks = static_cast<int32_t>(options_.gpus.size());
+  const auto model = RankConfig(*whole, ranks);
   if (!model.ok()) return model.status();
-  vocabulary_ = model->vocab_size;
   const Bytes slab = options_.cuda ? MiB(32) : MiB(2);
   const auto layout =
       LayOutImage(*model, slab, options_.cuda ? WeightFormat::kRowMajor : WeightFormat::kCpuPanels);
   if (!layout.ok()) return layout.status();
-  image_bytes_ = layout->total;
+  image_bytes_ = layout->total * ranks;
   // Each sequence's last block may be unfilled.
   const int64_t kv_tokens = options_.kv_tokens + kBlockTokens * options_.max_batch;
   const int64_t kv_slabs = CeilDiv(model->KvBytes(kv_tokens), slab) + kSpareSlabs;
   const int64_t workspace = options_.cuda ? CeilDiv(options_.workspace, slab) : 0;
-  const int64_t pool = image_bytes_ / slab + kv_slabs + workspace;
+  const int64_t pool = layout->total / slab + kv_slabs + workspace;
   const std::string backend =
       options_.cuda
           ? absl::StrCat("backend: cuda, gpus: [", absl::StrJoin(options_.gpus, ", "), "], ")

@@ -123,7 +123,7 @@ void AddBenchEngine(CLI::App& bench, BenchEngineOptions& options) {
   const auto numbers = [engine](const char* name, auto& list, const char* help) {
     engine->add_option(name, list, help)->delimiter(',')->capture_default_str();
   };
-  numbers("--gpus", options.gpus, "which GPUs");
+  numbers("--gpus", options.gpus, "which GPUs; several share the model (tensor parallel)");
   numbers("--batches", options.batches, "batch sizes of decode steps");
   numbers("--prompts", options.prompts, "prompt lengths for first tokens");
   const auto number = [engine](const char* name, auto& value, int least, const char* help) {
