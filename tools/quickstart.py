@@ -328,11 +328,11 @@ def compare(name, expected, got):
     results = [equal(e, g) for e, g in zip(expected, got, strict=True)]
     wrong = [e["prompt"] for e, (same, _) in zip(expected, results) if not same]
     turned = sum(same and not exact for same, exact in results)
-    ties = f", but {turned} of them part at a near tie" if turned else ""
+    agree = f"agree, {turned} of them up to a near tie" if turned else "have the same tokens"
     if wrong:
         print(f"  {RED}{name}: {len(wrong)} of {len(expected)} answers differ: {wrong[0]!r}{RESET}")
     else:
-        print(f"  {GREEN}{name}: all {len(expected)} answers have the same tokens{ties}{RESET}", flush=True)
+        print(f"  {GREEN}{name}: all {len(expected)} answers {agree}{RESET}", flush=True)
     return not wrong
 
 
