@@ -41,6 +41,8 @@ BrokerTenant ReadTenant(ConfigReader& reader, Bytes pool_bytes, bool cuda) {
   } else if (model.Has("dummy_seed")) {
     model.Error("dummy_seed", "expected only with load_format: dummy");
   }
+  tenant.model.kv_dtype = model.Choice<KvDtype>(
+      "kv_dtype", {{"bf16", KvDtype::kBf16}, {"fp8_e4m3", KvDtype::kFp8E4m3}}, KvDtype::kBf16);
   tenant.model.kv_block_tokens = reader.Int("kv_block_tokens", 1, 4096, 16);
   tenant.workspace = reader.Size("workspace", Bytes(0), pool_bytes, Bytes(0));
   tenant.context =

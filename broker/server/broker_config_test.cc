@@ -63,6 +63,17 @@ TEST(ReadBrokerConfig, ReadsHowWeightsAreLoaded) {
   EXPECT_THAT(Refusal(with(", dummy_seed: 9")), HasSubstr("only with load_format: dummy"));
 }
 
+TEST(ReadBrokerConfig, ReadsHowKvIsStored) {
+  const auto with = [](absl::string_view more) {
+    return absl::StrCat(kHead, "  - {name: a, uid: 1, model: {path: m, max_sequence_tokens: 5",
+                        more, "}}\n");
+  };
+  EXPECT_EQ(Read(with(""))->tenants[0].model.kv_dtype, KvDtype::kBf16);
+  EXPECT_EQ(Read(with(", kv_dtype: bf16"))->tenants[0].model.kv_dtype, KvDtype::kBf16);
+  EXPECT_EQ(Read(with(", kv_dtype: fp8_e4m3"))->tenants[0].model.kv_dtype, KvDtype::kFp8E4m3);
+  EXPECT_THAT(Refusal(with(", kv_dtype: fp8_e5m2")), HasSubstr("kv_dtype"));
+}
+
 TEST(ReadBrokerConfig, ReadsPolicy) {
   const auto config = Read(absl::StrCat(
       "policy: {revoke_deadline: 3s, hysteresis: 0.5, report_patience: 7s}\n", kHead, kTenant));

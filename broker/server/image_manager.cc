@@ -57,8 +57,9 @@ absl::StatusOr<v1::ImageManifest> PlanImage(const TenantModel& model, Bytes slab
                                             WeightFormat format, int32_t ranks) {
   const absl::StatusOr<ModelConfig> whole = ReadModelConfig(model.folder);
   if (!whole.ok()) return whole.status();
-  const absl::StatusOr<ModelConfig> config = RankConfig(*whole, ranks);
+  absl::StatusOr<ModelConfig> config = RankConfig(*whole, ranks);
   if (!config.ok()) return config.status();
+  config->kv_dtype = model.kv_dtype;
   const absl::StatusOr<ImageLayout> layout = LayOutImage(*config, slab_bytes, format);
   if (!layout.ok()) return layout.status();
   return MakeManifest(*config, *layout, model.kv_block_tokens, model.max_sequence_tokens);
@@ -326,11 +327,16 @@ void ImageManager::Keep(const std::shared_ptr<const Image>& image) {
 std::shared_ptr<const SealedImage> ImageManager::ForTenant(const Image& image,
                                                            TenantId tenant) const {
   const TenantModel& model = options_.models[tenant.value()];
-  const uint64_t token_bytes = image.manifest.kv_block_bytes() / image.manifest.kv_block_tokens();
+  // Manifests that earlier releases recorded name none.
+  const KvDtype packed_for = ParseKvDtype(image.manifest.kv_dtype()).value_or(KvDtype::kBf16);
+  const uint64_t token_numbers = image.manifest.kv_block_bytes() /
+                                 image.manifest.kv_block_tokens() / KvElementBytes(packed_for);
   auto sealed = std::make_shared<SealedImage>();
   sealed->fingerprint = image.fingerprint;
   sealed->manifest = image.manifest;
-  sealed->manifest.set_kv_block_bytes(token_bytes * static_cast<uint64_t>(model.kv_block_tokens));
+  sealed->manifest.set_kv_block_bytes(token_numbers * KvElementBytes(model.kv_dtype) *
+                                      static_cast<uint64_t>(model.kv_block_tokens));
+  sealed->manifest.set_kv_dtype(std::string(KvDtypeName(model.kv_dtype)));
   sealed->manifest.set_kv_block_tokens(static_cast<uint32_t>(model.kv_block_tokens));
   sealed->manifest.set_max_sequence_tokens(static_cast<uint32_t>(model.max_sequence_tokens));
   sealed->stages = StagesOf(image.manifest);

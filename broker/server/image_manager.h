@@ -36,6 +36,7 @@
 #include "common/bytes.h"
 #include "common/mutex.h"
 #include "worker/model/image_layout.h"
+#include "worker/model/model_config.h"
 
 namespace palimpsest {
 
@@ -43,6 +44,7 @@ struct TenantModel {
   std::string folder;
   int64_t max_sequence_tokens = 0;
   int64_t kv_block_tokens = 0;
+  KvDtype kv_dtype = KvDtype::kBf16;
   // `load_format: dummy`: the seed of weights that are generated, not read.
   std::optional<uint64_t> dummy_seed = std::nullopt;
 };

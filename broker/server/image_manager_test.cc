@@ -23,7 +23,7 @@ namespace {
 using ::testing::HasSubstr;
 
 constexpr Bytes kSlab = MiB(2);
-constexpr TenantId kAlpha(0);
+constexpr TenantId kAlpha(0), kEightBit(1);
 const std::string kFingerprint(32, 'f');
 
 // What a worker may bring to a broker that was started again.
@@ -36,9 +36,14 @@ class ImageAdoptionTest : public ::testing::Test {
                                                   .pool_slabs = 4});
     if (!journal.ok()) abort();
     journal_ = *std::move(journal);
-    images_ = std::make_unique<ImageManager>(
-        ImageManager::Options{.models = {model_}, .slab_bytes = kSlab}, *journal_, broker_metrics_);
+    SetUpImages();
     manifest_.set_fingerprint(kFingerprint);
+  }
+
+  void SetUpImages() {
+    images_ = std::make_unique<ImageManager>(
+        ImageManager::Options{.models = {model_, eight_bit_model_}, .slab_bytes = kSlab}, *journal_,
+        broker_metrics_);
   }
 
   // Memory of `size` that holds `content` and zeros, sealed or not; the descriptor is read-only.
@@ -83,6 +88,7 @@ class ImageAdoptionTest : public ::testing::Test {
 
   TestNode node_;
   const TenantModel model_{node_.model(), 256, 16};
+  const TenantModel eight_bit_model_{node_.model(), 128, 32, KvDtype::kFp8E4m3};
   v1::ImageManifest manifest_;
   Metrics metrics_{MetricProcess::kBroker};
   BrokerMetrics broker_metrics_{metrics_};
@@ -96,6 +102,23 @@ TEST_F(ImageAdoptionTest, TheRecordedImageIsTakenBack) {
   const absl::Status adopted = images_->Adopt(record, std::move(memory));
   ASSERT_TRUE(adopted.ok()) << adopted;
   ASSERT_NE(images_->Find(kFingerprint, kAlpha), nullptr);
+}
+
+TEST_F(ImageAdoptionTest, TenantsOfOneImageHaveTheirOwnKvBlocks) {
+  for (const bool named : {true, false}) {
+    if (!named) manifest_.clear_kv_dtype();  // as earlier releases recorded it
+    SetUpImages();
+    UniqueFd memory = Memory(image_bytes(), "weights", true);
+    const journal::Image record = Recorded(memory, "weights");
+    ASSERT_TRUE(images_->Adopt(record, std::move(memory)).ok());
+    for (const auto& [tenant, model] : {std::pair(kAlpha, model_), {kEightBit, eight_bit_model_}}) {
+      const v1::ImageManifest planned = *PlanImage(model, kSlab);
+      const v1::ImageManifest got = images_->Find(kFingerprint, tenant)->manifest;
+      EXPECT_EQ(got.kv_dtype(), planned.kv_dtype());
+      EXPECT_EQ(got.kv_block_bytes(), planned.kv_block_bytes());
+      EXPECT_EQ(got.kv_block_tokens(), planned.kv_block_tokens());
+    }
+  }
 }
 
 TEST_F(ImageAdoptionTest, EqualBytesInOtherMemoryAreRefused) {

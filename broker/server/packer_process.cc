@@ -175,6 +175,8 @@ absl::StatusOr<UniqueFd> RunPacker(const PackerRun& run, const ImageProgressFn& 
                   run.expected.weight_format(),
                   "--ranks",
                   absl::StrCat(run.expected.ranks()),
+                  "--kv-dtype",
+                  run.expected.kv_dtype(),
                   "--output-fd",
                   "3",
                   "--manifest-fd",

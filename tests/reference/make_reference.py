@@ -16,7 +16,14 @@ float32 on the CPU and in bfloat16 (on a GPU if there is one), and written as on
 With --long the prompts are longer, more positions are given, and there are more models; too much to
 keep, for checks on the machine that computes it (tools/gpu_check/engine_check.py).
 
-Usage: make_reference.py [--long] OUTPUT_FOLDER [NAME...]
+With --kv-dtype fp8_e4m3 both runs round keys (after rotation) and values to e4m3, as a cache of that
+type would, and there is also what this does to them without anything else:
+
+  kv_dtype       fp8_e4m3
+  exact_logits   float32, nothing rounded
+  kv_error       largest and mean difference of logits from them
+
+Usage: make_reference.py [--long] [--kv-dtype TYPE] OUTPUT_FOLDER [NAME...]
 """
 import argparse
 import json
@@ -158,7 +165,27 @@ def build(config, dtype, norm_center):
     return model.eval(), tensors
 
 
-def reference(name, long):
+class E4m3Cache(transformers.DynamicCache):
+    """Gives back what an 8-bit cache would hold; too large numbers saturate."""
+
+    def update(self, keys, values, *rest, **more):
+        return super().update(self.rounded(keys), self.rounded(values), *rest, **more)
+
+    @staticmethod
+    def rounded(x):
+        return x.clamp(-448, 448).to(torch.float8_e4m3fn).to(x.dtype)
+
+
+def difference(got, want):
+    error = (got - want).abs()
+    return {"max": float(error.max()), "mean": float(error.mean())}
+
+
+def rows(logits):
+    return [[round(float(v), 6) for v in row] for row in logits]
+
+
+def reference(name, long, kv_dtype):
     config_class, architecture, settings = (CONFIGS | LONG_CONFIGS)[name]
     config = getattr(transformers, config_class)(**settings)
     config.architectures = [architecture]
@@ -172,12 +199,22 @@ def reference(name, long):
     device = "cuda" if torch.cuda.is_available() else "cpu"
     rounded.to(device)
     ids = torch.tensor([tokens])
-    with torch.no_grad():
-        want = exact(ids).logits[0, positions].float()
-        got = rounded(ids.to(device)).logits[0, positions].float().cpu()
-    error = (want - got).abs()
+    eight_bits = kv_dtype == "fp8_e4m3"
+
+    def run(model, ids, eight_bits):
+        cache = {"past_key_values": E4m3Cache(), "use_cache": True} if eight_bits else {}
+        with torch.no_grad():
+            return model(ids, **cache).logits[0, positions].float().cpu()
+
+    want = run(exact, ids, eight_bits)
+    error = difference(run(rounded, ids.to(device), eight_bits), want)
     print(f"{name}: logits up to {want.abs().max():.3f}, deviation {want.std():.3f}, bf16 error "
-          f"max {error.max():.5f}, mean {error.mean():.5f}", flush=True)
+          f"max {error['max']:.5f}, mean {error['mean']:.5f}", flush=True)
+    more = {}
+    if eight_bits:
+        plain = run(exact, ids, False)
+        more = {"kv_dtype": kv_dtype, "exact_logits": rows(plain),
+                "kv_error": difference(want, plain)}
     return {
         "name": name,
         "made_with": f"transformers {transformers.__version__}, torch {torch.__version__}, bfloat16 "
@@ -187,21 +224,22 @@ def reference(name, long):
         "tensors": tensors,
         "tokens": tokens,
         "positions": positions,
-        "logits": [[round(float(v), 6) for v in row] for row in want],
-        "bf16_error": {"max": float(error.max()), "mean": float(error.mean())},
-    }
+        "logits": rows(want),
+        "bf16_error": error,
+    } | more
 
 
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--long", action="store_true")
+    parser.add_argument("--kv-dtype", choices=["bf16", "fp8_e4m3"], default="bf16")
     parser.add_argument("folder", type=pathlib.Path)
     parser.add_argument("names", nargs="*", metavar="NAME")
     arguments = parser.parse_args()
     failed = []
     for name in arguments.names or CONFIGS | (LONG_CONFIGS if arguments.long else {}):
         try:
-            made = reference(name, arguments.long)
+            made = reference(name, arguments.long, arguments.kv_dtype)
         except Exception:  # the other architectures are still wanted
             traceback.print_exc()
             failed.append(name)

@@ -50,6 +50,11 @@ absl::StatusOr<v1::ImageManifest> MakeManifest(const ModelConfig& config, const 
         absl::StrCat("longest sequence: expected 1 to ", config.max_position,
                      " tokens (max_position_embeddings), got ", max_sequence_tokens));
   }
+  if (config.latent.has_value() && config.kv_dtype != KvDtype::kBf16) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("kv_dtype ", KvDtypeName(config.kv_dtype), ": the latent vectors of a ",
+                     config.architecture, " are stored as bf16 alone; set kv_dtype: bf16"));
+  }
   v1::ImageManifest manifest;
   manifest.set_image_bytes(static_cast<uint64_t>(layout.total.count()));
   manifest.set_slab_bytes(static_cast<uint64_t>(layout.slab_bytes.count()));
@@ -63,6 +68,7 @@ absl::StatusOr<v1::ImageManifest> MakeManifest(const ModelConfig& config, const 
   }
   manifest.set_kv_block_bytes(static_cast<uint64_t>(config.KvBytes(kv_block_tokens).count()));
   manifest.set_kv_block_tokens(static_cast<uint32_t>(kv_block_tokens));
+  manifest.set_kv_dtype(std::string(KvDtypeName(config.kv_dtype)));
   manifest.set_max_sequence_tokens(static_cast<uint32_t>(max_sequence_tokens));
   return manifest;
 }
@@ -90,6 +96,11 @@ absl::Status CheckManifest(const v1::ImageManifest& manifest, const ModelConfig&
   status.Update(Expect("slab_checksums", uint64_t(layout.slabs()) * layout.ranks,
                        manifest.slab_checksums_size()));
   if (!status.ok()) return status;
+  if (manifest.kv_dtype() != KvDtypeName(config.kv_dtype)) {
+    return absl::FailedPreconditionError(absl::StrCat("image manifest: kv_dtype: expected ",
+                                                      KvDtypeName(config.kv_dtype), ", got ",
+                                                      manifest.kv_dtype().substr(0, 80)));
+  }
   auto expected =
       MakeManifest(config, layout, manifest.kv_block_tokens(), manifest.max_sequence_tokens());
   if (!expected.ok()) {

@@ -16,8 +16,8 @@
 namespace palimpsest {
 
 // `config` and `layout` are those of one rank. Without fingerprint and slab_checksums.
-// kv_block_tokens is 1 .. 4096, max_sequence_tokens at most the config's max_position; otherwise
-// InvalidArgument.
+// kv_block_tokens is 1 .. 4096, max_sequence_tokens at most the config's max_position, and KV is
+// bf16 with latent attention; otherwise InvalidArgument.
 absl::StatusOr<v1::ImageManifest> MakeManifest(const ModelConfig& config, const ImageLayout& layout,
                                                int64_t kv_block_tokens,
                                                int64_t max_sequence_tokens);

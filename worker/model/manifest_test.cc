@@ -37,6 +37,26 @@ TEST_F(ManifestTest, DescribesTheLayout) {
   EXPECT_TRUE(CheckManifest(manifest, config_, layout_).ok());
 }
 
+TEST_F(ManifestTest, KvInEightBitsIsToldAndTakesHalf) {
+  ModelConfig config = config_;
+  config.kv_dtype = KvDtype::kFp8E4m3;
+  const auto manifest = MakeManifest(config, layout_, 16, 256);
+  ASSERT_TRUE(manifest.ok()) << manifest.status();
+  EXPECT_EQ(manifest->kv_dtype(), "fp8_e4m3");
+  EXPECT_EQ(manifest->kv_block_bytes() * 2, Complete().kv_block_bytes());
+  EXPECT_EQ(manifest->image_bytes(), Complete().image_bytes());
+}
+
+TEST_F(ManifestTest, LatentVectorsAreNotStoredInEightBits) {
+  ModelConfig config = config_;
+  config.latent = LatentAttention{.kv_lora_rank = 32, .qk_rope_head_dim = 16};
+  EXPECT_TRUE(MakeManifest(config, layout_, 16, 256).ok());
+  config.kv_dtype = KvDtype::kFp8E4m3;
+  const absl::Status refused = MakeManifest(config, layout_, 16, 256).status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("set kv_dtype: bf16"));
+}
+
 TEST_F(ManifestTest, BoundsTokens) {
   for (const int64_t tokens : {int64_t{0}, int64_t{-1}, int64_t{4097}, int64_t{1} << 40}) {
     EXPECT_FALSE(MakeManifest(config_, layout_, tokens, 256).ok());
@@ -63,6 +83,8 @@ TEST_F(ManifestTest, EveryDifferenceIsNamed) {
       {"KV block", [](auto& m) { m.set_kv_block_tokens(0); }},
       {"longest sequence", [](auto& m) { m.set_max_sequence_tokens(1000000); }},
       {"kv_block_bytes", [](auto& m) { m.set_kv_block_tokens(32); }},
+      {"kv_dtype", [](auto& m) { m.set_kv_dtype("fp8_e4m3"); }},
+      {"kv_dtype", [](auto& m) { m.clear_kv_dtype(); }},
   };
   for (const auto& c : cases) {
     v1::ImageManifest manifest = Complete();

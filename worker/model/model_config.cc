@@ -385,6 +385,18 @@ std::vector<absl::string_view> SupportedArchitectures() {
   return names;
 }
 
+absl::string_view KvDtypeName(KvDtype dtype) {
+  return dtype == KvDtype::kFp8E4m3 ? "fp8_e4m3" : "bf16";
+}
+
+absl::StatusOr<KvDtype> ParseKvDtype(absl::string_view name) {
+  for (const KvDtype dtype : {KvDtype::kBf16, KvDtype::kFp8E4m3}) {
+    if (name == KvDtypeName(dtype)) return dtype;
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("kv_dtype: expected bf16 or fp8_e4m3, got '", name.substr(0, 80), "'"));
+}
+
 int32_t ModelConfig::WindowOf(int32_t layer) const {
   const int32_t window = layer_windows.empty() ? sliding_window.value_or(0)
                                                : layer_windows[static_cast<size_t>(layer)];
@@ -405,10 +417,10 @@ int32_t ModelConfig::head_rows() const {
 }
 
 Bytes ModelConfig::KvTokenBytes() const {
-  constexpr int64_t kBf16Bytes = 2;
   constexpr int64_t kKeyAndValue = 2;
-  if (latent.has_value()) return Bytes(kBf16Bytes * latent->cache_width());
-  return Bytes(kKeyAndValue * kBf16Bytes * num_kv_heads * head_dim);
+  const int64_t numbers =
+      latent.has_value() ? latent->cache_width() : kKeyAndValue * num_kv_heads * head_dim;
+  return Bytes(KvElementBytes(kv_dtype) * numbers);
 }
 
 Bytes ModelConfig::KvBytes(int64_t tokens) const { return KvTokenBytes() * num_layers * tokens; }

@@ -55,6 +55,14 @@ enum class NormKind {
   kLayer,  // (x - mean(x)) / sqrt(variance(x) + eps) * weight + bias
 };
 
+// How numbers of the KV cache are stored.
+enum class KvDtype { kBf16, kFp8E4m3 };
+
+// "bf16" and "fp8_e4m3"; InvalidArgument for any other name.
+absl::string_view KvDtypeName(KvDtype dtype);
+absl::StatusOr<KvDtype> ParseKvDtype(absl::string_view name);
+constexpr int32_t KvElementBytes(KvDtype dtype) { return dtype == KvDtype::kFp8E4m3 ? 1 : 2; }
+
 enum class Activation {
   kSiluGated,      // silu(gate) * up
   kGeluTanhGated,  // gelu(gate) * up, gelu in its tanh form
@@ -105,6 +113,10 @@ struct ModelConfig {
   std::optional<int32_t> position_table_offset;
   std::optional<LatentAttention> latent;
 
+  // Not of config.json: chosen for a tenant, told by the image's manifest. Latent vectors are bf16
+  // always.
+  KvDtype kv_dtype = KvDtype::kBf16;
+
   // Above 1: this is what one of so many ranks of a tensor-parallel model computes, as RankConfig
   // (tensor_parallel.h) makes it. Heads, KV heads and intermediate size are the rank's; the other
   // sizes, vocab_size among them, are the model's.
@@ -123,7 +135,7 @@ struct ModelConfig {
   // What attention scores are multiplied by before the soft cap and the softmax.
   float AttentionScale() const;
 
-  // KV of one token in one layer, bf16: keys and values of each KV head, or the latent vector.
+  // KV of one token in one layer: keys and values of each KV head, or the latent vector.
   Bytes KvTokenBytes() const;
   // KV of `tokens` tokens over all layers.
   Bytes KvBytes(int64_t tokens) const;

@@ -83,6 +83,25 @@ TEST(ParseModelConfig, ReadsLlama3WithScaledRope) {
   EXPECT_EQ(config.KvBytes(3), KiB(3 * 128));
 }
 
+TEST(ModelConfig, KvInEightBitsTakesHalf) {
+  ModelConfig config = Parsed(Llama3());
+  const Bytes before = config.KvBytes(16);
+  config.kv_dtype = KvDtype::kFp8E4m3;
+  EXPECT_EQ(config.KvTokenBytes(), Bytes(2 * 8 * 128));
+  EXPECT_EQ(config.KvBytes(16) * 2, before);
+}
+
+TEST(KvDtype, NamesComeBack) {
+  for (const KvDtype dtype : {KvDtype::kBf16, KvDtype::kFp8E4m3}) {
+    const auto parsed = ParseKvDtype(KvDtypeName(dtype));
+    ASSERT_TRUE(parsed.ok());
+    EXPECT_EQ(*parsed, dtype);
+  }
+  for (const absl::string_view name : {"", "fp8", "bf16 ", "FP8_E4M3"}) {
+    EXPECT_EQ(ParseKvDtype(name).status().code(), absl::StatusCode::kInvalidArgument) << name;
+  }
+}
+
 TEST(ParseModelConfig, ReadsOldAndNewNamesOfRopeScaling) {
   json document = Llama3();
   document["rope_scaling"] = {{"type", "linear"}, {"factor", 2}};

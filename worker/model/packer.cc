@@ -106,6 +106,7 @@ absl::Status Fill(const PackRequest& request, const ModelConfig& model, const Im
 absl::Status Pack(const PackRequest& request) {
   auto model = ReadModelConfig(request.model_folder);
   if (!model.ok()) return model.status();
+  model->kv_dtype = request.kv_dtype;
   auto rank = RankConfig(*model, request.ranks);
   if (!rank.ok()) return rank.status();
   auto layout = LayOutImage(*rank, request.slab_bytes, request.format);

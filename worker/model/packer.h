@@ -11,6 +11,7 @@
 #include "absl/status/status.h"
 #include "common/bytes.h"
 #include "worker/model/image_layout.h"
+#include "worker/model/model_config.h"
 
 namespace palimpsest {
 
@@ -18,6 +19,7 @@ struct PackRequest {
   std::string model_folder;
   Bytes slab_bytes;
   int64_t kv_block_tokens = 0;
+  KvDtype kv_dtype = KvDtype::kBf16;
   int64_t max_sequence_tokens = 0;
   WeightFormat format = WeightFormat::kCpuPanels;
   // Parts of the image, one after another (tensor_parallel.h).

@@ -45,8 +45,11 @@ int32_t RanksOf(const WorkerConfig& config) {
                                                       : 1;
 }
 
-absl::Status CheckImage(const v1::ImageManifest& manifest, const ModelConfig& rank,
-                        WeightFormat format) {
+// A worker takes the KV's type from the manifest.
+absl::Status CheckImage(const v1::ImageManifest& manifest, ModelConfig rank, WeightFormat format) {
+  const absl::StatusOr<KvDtype> kv_dtype = ParseKvDtype(manifest.kv_dtype());
+  if (!kv_dtype.ok()) return kv_dtype.status();
+  rank.kv_dtype = *kv_dtype;
   const auto layout = LayOutImage(rank, Bytes(static_cast<int64_t>(manifest.slab_bytes())), format);
   if (!layout.ok()) return layout.status();
   return CheckManifest(manifest, rank, *layout);
@@ -123,6 +126,9 @@ absl::Status WorkerProcess::Attach(std::function<void(const absl::Status&)> on_f
   auto memory = GrpcMemoryClient::Connect(std::move(options));
   if (!memory.ok()) return memory.status();
   memory_ = *std::move(memory);
+  const auto kv_dtype = ParseKvDtype(memory_->manifest().kv_dtype());
+  if (!kv_dtype.ok()) return kv_dtype.status();
+  model_.kv_dtype = rank_model_.kv_dtype = *kv_dtype;
   // While nothing else uses the links or the workspace.
   if (absl::Status status = LookAtGpus(); !status.ok()) return status;
   // So that parameters come while the runner is made; the engine would ask for them afterwards.

@@ -3,8 +3,8 @@
 // What fixes the order: tiles start at multiples of kKeyTile positions whatever the chunk; a score
 // is one chain over the head's dimensions; within a tile a row's weights are summed lane by lane,
 // masked lanes counting as zero, and its output takes the visible values in the order of their
-// positions. A task of few rows reads keys and values as they are stored; one of many rows converts
-// each tile to floats first. The operations on an element are the same.
+// positions. A task of few rows reads keys and values as they are stored; one of many rows, or over
+// e4m3, converts each tile to floats first. The operations on an element are the same.
 
 namespace palimpsest::PALIMPSEST_ISA {
 
@@ -78,9 +78,28 @@ static void FindTile(const AttentionTask& task, int32_t base, int32_t oldest, in
   }
 }
 
+// Converts one KV head of a tile whose pointers are to bytes of e4m3.
+static void ConvertE4m3Tile(const AttentionTask& task, const KeyTile& tile, int64_t kv_head,
+                            const AttentionScratch& s) {
+  const int64_t width = task.value_dim;
+  for (int32_t lane = tile.first / 16 * 16; lane < tile.last; lane += 16) {
+    const uint8_t* keys[16];
+    for (int i = 0; i < 16; ++i) keys[i] = reinterpret_cast<const uint8_t*>(tile.keys[lane + i]);
+    TransposeE4m3(keys, kv_head * task.head_dim, task.head_dim,
+                  [&](int64_t d, const F32x16& v) { Store(s.keys + d * kKeyTile + lane, v); });
+  }
+  for (int32_t lane = tile.first; lane < tile.last; ++lane) {
+    const auto* values = reinterpret_cast<const uint8_t*>(tile.values[lane]) + kv_head * width;
+    for (int64_t d = 0; d < width; d += 16) {
+      Store(s.values + lane * width + d, LoadE4m3(values + d));
+    }
+  }
+}
+
 // Converts one KV head of a tile.
 static void ConvertTile(const AttentionTask& task, const KeyTile& tile, int64_t kv_head,
                         const AttentionScratch& s) {
+  if (task.e4m3) return ConvertE4m3Tile(task, tile, kv_head, s);
   const int64_t width = task.value_dim;
   for (int32_t lane = tile.first / 16 * 16; lane < tile.last; lane += 16) {
     TransposeBf16(tile.keys + lane, kv_head * task.head_dim, task.head_dim,
@@ -261,7 +280,7 @@ static void AttendTile(const AttentionTask& task, const KeyTile& tile, const Key
   if (begin == end) return;
   const int64_t group = task.group, head_dim = task.head_dim, value_dim = task.value_dim;
   const int64_t first_row = begin * group;
-  const bool stored = task.tokens * group <= kAttentionRows;
+  const bool stored = task.tokens * group <= kAttentionRows && !task.e4m3;
   if (stored) {
     ScoreStored<kAttentionRows>((end - begin) * group, tile, next, kv_head * head_dim, head_dim,
                                 s.queries + first_row * head_dim, s.scores + first_row * kKeyTile);

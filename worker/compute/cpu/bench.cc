@@ -103,6 +103,7 @@ nlohmann::json Measure(const TestModel& model, int threads, int rounds, const Ke
   const int64_t embedding = PackedMatrixBytes(embed.rows, embed.cols).count();
   const double prefill_flops = static_cast<double>(image_bytes - embedding);
   return {{"kernels", bench.runner().kernels().name},
+          {"kv_dtype", std::string(KvDtypeName(model.config().kv_dtype))},
           {"threads", threads},
           {"read_gb_per_s", Median(bandwidth) * 1e-9},
           {"peak_gflop_per_s", Median(flops) * 1e-9},
@@ -118,12 +119,18 @@ nlohmann::json Measure(const TestModel& model, int threads, int rounds, const Ke
 int Main(int argc, char** argv) {
   CLI::App app("Benchmark of the CPU runner on a random model of SmolLM2-135M's shape");
   int threads = 0, rounds = 7;
-  std::string isa;
+  std::string isa, kv_dtype = "bf16";
   app.add_option("--threads", threads, "Threads; 0: one per CPU");
   app.add_option("--rounds", rounds, "Rounds, of which medians are printed")
       ->check(CLI::Range(1, 1000));
   app.add_option("--kernels", isa, "avx512, avx2 or generic; default: the fastest");
+  app.add_option("--kv-dtype", kv_dtype, "bf16 or fp8_e4m3");
   CLI11_PARSE(app, argc, argv);
+  const auto dtype = ParseKvDtype(kv_dtype);
+  if (!dtype.ok()) {
+    std::cerr << dtype.status().message() << "\n";
+    return 1;
+  }
   const Kernels* kernels = nullptr;
   for (const Kernels* k : SupportedKernels()) {
     if (k->name == isa) kernels = k;
@@ -132,7 +139,9 @@ int Main(int argc, char** argv) {
     std::cerr << "this machine does not run kernels '" << isa << "'\n";
     return 1;
   }
-  const TestModel model(SmolLm2Config(), 1);
+  ModelConfig config = SmolLm2Config();
+  config.kv_dtype = *dtype;
+  const TestModel model(config, 1);
   std::cout << Measure(model, threads, rounds, kernels).dump(2) << "\n";
   return 0;
 }

@@ -95,6 +95,11 @@ absl::Status CheckShape(const ModelConfig& config, const ImageLayout& layout) {
   status.Update(CheckMultiple("intermediate_size", config.intermediate_size, kPanelRows));
   status.Update(CheckHeads(config));
   if (!status.ok()) return status;
+  if (config.latent.has_value() && config.kv_dtype != KvDtype::kBf16) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("latent vectors are stored as bf16, the model's kv_dtype is ",
+                     KvDtypeName(config.kv_dtype)));
+  }
   if (layout.layers.size() != static_cast<size_t>(config.num_layers)) {
     return absl::InvalidArgumentError(absl::StrCat("the image layout has ", layout.layers.size(),
                                                    " layers, the model has ", config.num_layers));

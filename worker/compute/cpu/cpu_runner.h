@@ -147,6 +147,7 @@ class CpuRunner final : public ModelRunner {
   void RunLatentAttention(int layer, Member& member);
   void NormalizeHead(const VectorPlacement& weight, float* head) const;
   void RotateAndStore(int layer, int64_t row, int32_t kv_head);
+  void StoreKv(const float* from, int64_t size, std::byte* to) const;
   // Norms the latents of a row, rotates its key and writes both to the cache.
   void StoreLatent(int layer, int64_t row);
   // Turns the queries of one head, `query` being the first row's, into ones that meet latents;

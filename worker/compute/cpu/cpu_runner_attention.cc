@@ -1,6 +1,7 @@
 // Attention of a layer: from the residual stream to the input of the output projection.
 #include <algorithm>
 
+#include "common/e4m3.h"
 #include "worker/compute/cpu/cpu_runner.h"
 #include "worker/compute/cpu/packing.h"
 
@@ -35,10 +36,18 @@ void CpuRunner::RotateAndStore(int layer, int64_t row, int32_t kv_head) {
   kernels_.rotate(k, cosines, sines, half);
 
   const int64_t slot = rows_[row].position % block_tokens_;
-  std::byte* keys =
-      CacheOf(row) + (int64_t{2} * layer * block_tokens_ + slot) * token_bytes_ + kv_head * dim * 2;
-  kernels_.to_bf16(k, dim, reinterpret_cast<uint16_t*>(keys));
-  kernels_.to_bf16(v, dim, reinterpret_cast<uint16_t*>(keys + block_tokens_ * token_bytes_));
+  std::byte* keys = CacheOf(row) + (int64_t{2} * layer * block_tokens_ + slot) * token_bytes_ +
+                    kv_head * dim * KvElementBytes(config_.kv_dtype);
+  StoreKv(k, dim, keys);
+  StoreKv(v, dim, keys + block_tokens_ * token_bytes_);
+}
+
+void CpuRunner::StoreKv(const float* from, int64_t size, std::byte* to) const {
+  if (config_.kv_dtype == KvDtype::kBf16) {
+    kernels_.to_bf16(from, size, reinterpret_cast<uint16_t*>(to));
+    return;
+  }
+  for (int64_t i = 0; i < size; ++i) to[i] = std::byte{FloatToE4m3(from[i])};
 }
 
 void CpuRunner::Attend(int layer, const AttentionItem& item, int thread) {
@@ -51,6 +60,7 @@ void CpuRunner::Attend(int layer, const AttentionItem& item, int thread) {
   task.first_position = rows_[item.first_row].position;
   task.tokens = item.tokens;
   task.kv = memory_.kv;
+  task.e4m3 = config_.kv_dtype == KvDtype::kFp8E4m3;
   task.block_bytes = memory_.kv_block_bytes.count();
   task.block_tokens = block_tokens_;
   task.block_table = block_tables_.data() + chunks_[item.chunk].first_block;
@@ -73,7 +83,7 @@ void CpuRunner::Attend(int layer, const AttentionItem& item, int thread) {
     task.output =
         attention_.data() + item.first_row * attention_stride_ + first_head * task.head_dim;
     task.key_offset = int64_t{2} * layer * block_tokens_ * token_bytes_ +
-                      int64_t{item.group} * config_.head_dim * 2;
+                      int64_t{item.group} * config_.head_dim * KvElementBytes(config_.kv_dtype);
     task.value_offset = task.key_offset + block_tokens_ * token_bytes_;
   }
   kernels_.attention(task, thread_states_[thread].attention.data());

@@ -31,8 +31,8 @@ struct Projection {
   Nonlinearity nonlinearity = Nonlinearity::kNone;  // project_gated: of the gate, never kNone
 };
 
-// Attention of consecutive query tokens of one sequence and some neighbouring heads over bfloat16
-// keys and values in blocks of the KV region.
+// Attention of consecutive query tokens of one sequence and some neighbouring heads over keys and
+// values of bfloat16 or e4m3 in blocks of the KV region.
 struct AttentionTask {
   // Rotated queries; kv_heads * group heads of head_dim floats per token, and the outputs of
   // value_dim.
@@ -51,6 +51,7 @@ struct AttentionTask {
   int32_t window = INT32_MAX;  // a token sees itself and the window - 1 before it
 
   const std::byte* kv = nullptr;
+  bool e4m3 = false;
   int64_t block_bytes = 0;
   int32_t block_tokens = 0;
   const BlockId* block_table = nullptr;

@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "common/e4m3.h"
 #include "gtest/gtest.h"
 #include "oneapi/dnnl/dnnl.h"
 #include "worker/compute/cpu/packing.h"
@@ -326,6 +327,21 @@ class AttentionCase {
     task_.token_bytes = token * 2;
   }
 
+  void RoundToE4m3() {
+    for (uint16_t& v : kv_) {
+      v = std::bit_cast<uint32_t>(E4m3ToFloat(FloatToE4m3(FromBf16(v)))) >> 16;
+    }
+  }
+  // The same numbers in eight bits; exact if they were rounded.
+  void StoreAsE4m3() {
+    for (const uint16_t v : kv_) codes_.push_back(FloatToE4m3(FromBf16(v)));
+    task_.kv = reinterpret_cast<const std::byte*>(codes_.data());
+    task_.e4m3 = true;
+    task_.block_bytes /= 2;
+    task_.value_offset /= 2;
+    task_.token_bytes /= 2;
+  }
+
   void SetWindow(int32_t window) { task_.window = window; }
   int64_t QueryWidth() const { return int64_t{kv_heads_} * group_ * dim_; }
   int64_t Width() const { return int64_t{kv_heads_} * group_ * value_dim_; }
@@ -348,8 +364,9 @@ class AttentionCase {
     for (int32_t h = 0; h < kv_heads_; h += task.kv_heads) {
       task.query = queries_.data() + first * QueryWidth() + h * group_ * dim_;
       task.output = out.data() + h * group_ * value_dim_;
-      task.key_offset = h * dim_ * 2;
-      task.value_offset = task_.value_offset + h * value_dim_ * 2;
+      const int64_t number = task.e4m3 ? 1 : 2;
+      task.key_offset = h * dim_ * number;
+      task.value_offset = task_.value_offset + h * value_dim_ * number;
       kernels.attention(task, scratch.data());
     }
     return out;
@@ -389,6 +406,7 @@ class AttentionCase {
 
   const int32_t kv_heads_, group_, dim_, value_dim_, value_plane_, block_tokens_, positions_;
   std::vector<uint16_t> kv_;
+  std::vector<uint8_t> codes_;
   std::vector<BlockId> table_;
   std::vector<float> queries_;
   AttentionTask task_;
@@ -414,6 +432,54 @@ TEST_P(EachBuild, AttentionMatchesFloat64AndBitsDoNotDependOnTheCut) {
             << "position " << first + t << " of a chunk of " << count;
       }
       first += count;
+    }
+  }
+}
+
+TEST_P(EachBuild, AttentionOverE4m3HasTheBitsOfTheSameNumbersInBf16) {
+  for (int trial = 0; trial < 12; ++trial) {
+    const auto positions = static_cast<int32_t>(1 + random_() % 200);
+    AttentionCase wide(random_, positions, false);
+    if (trial % 2 == 1) wide.SetWindow(static_cast<int32_t>(1 + random_() % 150));
+    wide.RoundToE4m3();
+    AttentionCase narrow = wide;
+    narrow.StoreAsE4m3();
+    for (int32_t first = 0; first < positions;) {
+      const auto count =
+          std::min(positions - first, static_cast<int32_t>(1 + random_() % (trial % 3 ? 40 : 3)));
+      const bool together = random_() % 2 == 0;
+      ASSERT_EQ(narrow.Run(kernels(), first, count, together),
+                wide.Run(kernels(), first, count, together));
+      first += count;
+    }
+  }
+}
+
+// With one key the output is its value.
+TEST_P(EachBuild, EveryE4m3CodeIsDecodedExactly) {
+  std::vector<uint8_t> kv(2 * 256);
+  std::iota(kv.begin() + 256, kv.end(), 0);
+  const std::vector<float> query(256);
+  const std::vector<BlockId> table = {BlockId(0)};
+  std::vector<float> out(256), scratch(AttentionScratchFloats(1, 256));
+  AttentionTask task;
+  task.query = query.data();
+  task.output = out.data();
+  task.head_dim = task.value_dim = 256;
+  task.tokens = 1;
+  task.kv = reinterpret_cast<const std::byte*>(kv.data());
+  task.e4m3 = true;
+  task.block_bytes = 512;
+  task.block_tokens = 1;
+  task.block_table = table.data();
+  task.value_offset = task.token_bytes = 256;
+  kernels().attention(task, scratch.data());
+  for (int code = 0; code < 256; ++code) {
+    const float expected = E4m3ToFloat(static_cast<uint8_t>(code));
+    if (std::isnan(expected)) {
+      EXPECT_TRUE(std::isnan(out[code])) << code;
+    } else {
+      EXPECT_EQ(out[code], expected) << code;
     }
   }
 }

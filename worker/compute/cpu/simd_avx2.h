@@ -94,6 +94,21 @@ PALIMPSEST_INLINE __m256 WidenBf16(const uint16_t* p) {
 }
 PALIMPSEST_INLINE F32x16 LoadBf16(const uint16_t* p) { return {WidenBf16(p), WidenBf16(p + 8)}; }
 
+PALIMPSEST_INLINE __m256 WidenE4m3(const uint8_t* p) {
+  const __m256i code = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+  const __m256i rest = _mm256_and_si256(code, _mm256_set1_epi32(0x7f));
+  const __m256i sign = _mm256_slli_epi32(_mm256_xor_si256(code, rest), 24);
+  __m256i bits = _mm256_add_epi32(_mm256_slli_epi32(rest, 20), _mm256_set1_epi32(120 << 23));
+  // Without an implicit one: multiples of 2^-9.
+  const __m256 small = _mm256_mul_ps(_mm256_cvtepi32_ps(rest), _mm256_set1_ps(0x1p-9f));
+  bits = _mm256_blendv_epi8(bits, _mm256_castps_si256(small),
+                            _mm256_cmpgt_epi32(_mm256_set1_epi32(8), rest));
+  bits = _mm256_blendv_epi8(bits, _mm256_set1_epi32(0x7fc00000),
+                            _mm256_cmpeq_epi32(rest, _mm256_set1_epi32(0x7f)));
+  return _mm256_castsi256_ps(_mm256_or_si256(bits, sign));
+}
+PALIMPSEST_INLINE F32x16 LoadE4m3(const uint8_t* p) { return {WidenE4m3(p), WidenE4m3(p + 8)}; }
+
 // Transposes eight vectors of eight floats.
 PALIMPSEST_INLINE void Transpose(__m256 (&m)[8]) {
   __m256 t[8];
@@ -128,6 +143,22 @@ PALIMPSEST_INLINE void TransposeBf16(const uint16_t* const* rows, int64_t first,
     Transpose(a);
 #pragma GCC unroll 8
     for (int i = 0; i < 8; ++i) b[i] = WidenBf16(rows[8 + i] + first + d);
+    Transpose(b);
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; ++i) sink(d + i, F32x16{a[i], b[i]});
+  }
+}
+
+template <typename Sink>
+PALIMPSEST_INLINE void TransposeE4m3(const uint8_t* const* rows, int64_t first, int64_t dims,
+                                     Sink sink) {
+  for (int64_t d = 0; d < dims; d += 8) {
+    __m256 a[8], b[8];
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; ++i) a[i] = WidenE4m3(rows[i] + first + d);
+    Transpose(a);
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; ++i) b[i] = WidenE4m3(rows[8 + i] + first + d);
     Transpose(b);
 #pragma GCC unroll 8
     for (int i = 0; i < 8; ++i) sink(d + i, F32x16{a[i], b[i]});

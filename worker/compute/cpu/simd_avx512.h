@@ -74,6 +74,20 @@ PALIMPSEST_INLINE F32x16 LoadBf16(const uint16_t* p) {
   return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16))};
 }
 
+PALIMPSEST_INLINE F32x16 LoadE4m3(const uint8_t* p) {
+  const __m512i code = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  const __m512i rest = _mm512_and_si512(code, _mm512_set1_epi32(0x7f));
+  const __m512i sign = _mm512_slli_epi32(_mm512_xor_si512(code, rest), 24);
+  __m512i bits = _mm512_add_epi32(_mm512_slli_epi32(rest, 20), _mm512_set1_epi32(120 << 23));
+  // Without an implicit one: multiples of 2^-9.
+  const __m512 small = _mm512_mul_ps(_mm512_cvtepi32_ps(rest), _mm512_set1_ps(0x1p-9f));
+  bits = _mm512_mask_mov_epi32(bits, _mm512_cmplt_epi32_mask(rest, _mm512_set1_epi32(8)),
+                               _mm512_castps_si512(small));
+  bits = _mm512_mask_mov_epi32(bits, _mm512_cmpeq_epi32_mask(rest, _mm512_set1_epi32(0x7f)),
+                               _mm512_set1_epi32(0x7fc00000));
+  return {_mm512_castsi512_ps(_mm512_or_si512(bits, sign))};
+}
+
 // Transposes sixteen vectors of sixteen words.
 PALIMPSEST_INLINE void Transpose(__m512i (&m)[16]) {
   __m512i t[16];
@@ -124,6 +138,19 @@ PALIMPSEST_INLINE void TransposeBf16(const uint16_t* const* rows, int64_t first,
       sink(d + 2 * i, even);
       sink(d + 2 * i + 1, odd);
     }
+  }
+}
+
+template <typename Sink>
+PALIMPSEST_INLINE void TransposeE4m3(const uint8_t* const* rows, int64_t first, int64_t dims,
+                                     Sink sink) {
+  for (int64_t d = 0; d < dims; d += 16) {
+    __m512i m[16];
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; ++i) m[i] = _mm512_castps_si512(LoadE4m3(rows[i] + first + d).v);
+    Transpose(m);
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; ++i) sink(d + i, F32x16{_mm512_castsi512_ps(m[i])});
   }
 }
 

@@ -6,6 +6,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "common/e4m3.h"
+
 #define PALIMPSEST_INLINE static inline __attribute__((always_inline))
 
 namespace palimpsest::generic {
@@ -99,6 +101,11 @@ PALIMPSEST_INLINE F32x16 LoadBf16(const uint16_t* p) {
   return Map([&](int i) { return FromBits(uint32_t{p[i]} << 16); });
 }
 
+// Numbers of e4m3.
+PALIMPSEST_INLINE F32x16 LoadE4m3(const uint8_t* p) {
+  return Map([&](int i) { return E4m3ToFloat(p[i]); });
+}
+
 // Calls sink(d, v) for d = 0 .. dims - 1 in order, where lane i of v is rows[i][d] as a float; dims
 // is a multiple of 16.
 template <typename Sink>
@@ -106,6 +113,15 @@ PALIMPSEST_INLINE void TransposeBf16(const uint16_t* const* rows, int64_t first,
                                      Sink sink) {
   for (int64_t d = 0; d < dims; ++d) {
     sink(d, Map([&](int i) { return FromBits(uint32_t{rows[i][first + d]} << 16); }));
+  }
+}
+
+// The same for rows of e4m3.
+template <typename Sink>
+PALIMPSEST_INLINE void TransposeE4m3(const uint8_t* const* rows, int64_t first, int64_t dims,
+                                     Sink sink) {
+  for (int64_t d = 0; d < dims; ++d) {
+    sink(d, Map([&](int i) { return E4m3ToFloat(rows[i][first + d]); }));
   }
 }
 

@@ -93,6 +93,9 @@ ModelConfig RandomConfig(TestFamily family, std::mt19937& random) {
       c.rope_scaling.reset();
       c.sliding_window.reset();
       break;
+    case TestFamily::kEightBitKv:
+      c.kv_dtype = KvDtype::kFp8E4m3;
+      break;
     case TestFamily::kLatent:
       c.architecture = "DeepseekV3ForCausalLM";
       c.latent = LatentAttention{.q_lora_rank = pick(0, 1) * 16 * pick(1, 5),

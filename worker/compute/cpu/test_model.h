@@ -21,10 +21,10 @@ namespace palimpsest {
 ModelConfig RandomConfig(std::mt19937& random);
 
 // Families whose parts differ, and a small config of one.
-enum class TestFamily { kLlama, kQwen3, kGemma2, kOpt, kLatent };
-inline constexpr TestFamily kTestFamilies[] = {TestFamily::kLlama, TestFamily::kQwen3,
+enum class TestFamily { kLlama, kQwen3, kGemma2, kOpt, kLatent, kEightBitKv };
+inline constexpr TestFamily kTestFamilies[] = {TestFamily::kLlama,  TestFamily::kQwen3,
                                                TestFamily::kGemma2, TestFamily::kOpt,
-                                               TestFamily::kLatent};
+                                               TestFamily::kLatent, TestFamily::kEightBitKv};
 ModelConfig RandomConfig(TestFamily family, std::mt19937& random);
 
 // The shape of SmolLM2-135M.
@@ -56,7 +56,8 @@ class TestModel {
   const ImageLayout& layout() const { return layout_; }
   const std::byte* image() const { return image_.data(); }
 
-  // Logits after each token, computed in float64; keys and values are rounded to bfloat16.
+  // Logits after each token, computed in float64; keys and values are rounded as
+  // the KV cache does.
   std::vector<std::vector<double>> ReferenceLogits(absl::Span<const TokenId> tokens) const;
 
  private:

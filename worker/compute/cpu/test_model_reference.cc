@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "common/e4m3.h"
 #include "worker/compute/cpu/packing.h"
 #include "worker/compute/cpu/rope.h"
 #include "worker/compute/cpu/test_model.h"
@@ -17,9 +18,13 @@ namespace {
 
 using Vector = std::vector<double>;
 
-// Through the nearest bfloat16, as the KV cache does.
-void Round(Vector& x) {
+// Through the nearest number that the KV cache can hold.
+void Round(KvDtype dtype, Vector& x) {
   for (double& v : x) {
+    if (dtype == KvDtype::kFp8E4m3) {
+      v = E4m3ToFloat(FloatToE4m3(static_cast<float>(v)));
+      continue;
+    }
     const auto bits = std::bit_cast<uint32_t>(static_cast<float>(v));
     v = std::bit_cast<float>((bits + 0x7fff + (bits >> 16 & 1)) & 0xffff0000);
   }
@@ -216,8 +221,8 @@ class Float64Model {
     }
     const int64_t kv_width = config_.num_kv_heads * dim;
     Vector values = Slice(qkv, config_.num_heads * dim + kv_width, kv_width);
-    Round(keys);
-    Round(values);
+    Round(config_.kv_dtype, keys);
+    Round(config_.kv_dtype, values);
     cache_[layer].keys.push_back(std::move(keys));
     cache_[layer].values.push_back(std::move(values));
     Vector out;
@@ -242,7 +247,7 @@ class Float64Model {
     Vector rotary = Slice(down, q_size + latent.kv_lora_rank, latent.qk_rope_head_dim);
     Rotate(rotary);
     cached.insert(cached.end(), rotary.begin(), rotary.end());
-    Round(cached);
+    Round(config_.kv_dtype, cached);
 
     Vector keys, values;
     for (int64_t h = 0; h < config_.num_heads; ++h) {

@@ -47,6 +47,13 @@ AttentionError DecodeAttention(DecodeKernel kernel, const Queries& queries, cons
       if (kv.head_dim == 256) function = internal::DecodeMasked<256>;
       break;
   }
+  if (kv.e4m3) {
+    function = nullptr;
+    if (kernel == DecodeKernel::kMasked && queries.soft_cap == 0) {
+      if (kv.head_dim == 64) function = internal::DecodeFp8<64>;
+      if (kv.head_dim == 128) function = internal::DecodeFp8<128>;
+    }
+  }
   if (function == nullptr) return kNoKernel;
   return function(queries, kv, work, overlap_launch, stream);
 }
@@ -74,7 +81,10 @@ AttentionError RunPrefill(const PrefillPlan& plan, const PrefillShape& shape,
                                   const PagedKv&, int32_t*, const PrefillBuffers&, cudaStream_t);
   const bool capped = queries.soft_cap > 0;
   Function* function = nullptr;
-  if (shape.head_dim == 64 && !capped) {
+  if (kv.e4m3) {
+    if (shape.head_dim == 64 && !capped && !plan.hopper) function = internal::RunFp8<64>;
+    if (shape.head_dim == 128 && !capped && !plan.hopper) function = internal::RunFp8<128>;
+  } else if (shape.head_dim == 64 && !capped) {
     function = plan.hopper ? internal::RunFa3<64> : internal::RunFa2<64>;
   } else if (shape.head_dim == 128 && !capped) {
     function = plan.hopper ? internal::RunFa3<128> : internal::RunFa2<128>;

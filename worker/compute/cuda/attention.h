@@ -27,8 +27,9 @@ struct AttentionError {
 // One layer's keys and values of `sequences` sequences. Sequence i has the blocks
 // indices[indptr[i] .. indptr[i + 1]), of which the last holds last_block_len[i] tokens.
 struct PagedKv {
-  void* keys = nullptr;    // bf16
-  void* values = nullptr;  // bf16
+  void* keys = nullptr;  // bf16 or e4m3
+  void* values = nullptr;
+  bool e4m3 = false;
   int64_t page_stride = 0;
   int32_t block_tokens = 0;
   int32_t kv_heads = 0;
@@ -67,10 +68,11 @@ struct DecodeWork {
   int32_t window = 0;  // kMasked: as in PrefillShape
 };
 
-// Whether DecodeAttention has a kernel. Head_dim 64 or 128, kMasked also 256; kCudaCores: 1, 2, 3,
-// 4, 6, 8 or 16 heads per KV head, the others: up to 16.
+// Whether DecodeAttention has a kernel for bf16. Head_dim 64 or 128, kMasked also 256; kCudaCores:
+// 1, 2, 3, 4, 6, 8 or 16 heads per KV head, the others: up to 16.
 bool HasDecodeKernel(DecodeKernel kernel, int32_t head_dim, int32_t heads_per_kv_head);
 
+// With keys and values in e4m3: kMasked alone, head_dim 64 or 128, no soft cap.
 AttentionError DecodeAttention(DecodeKernel kernel, const Queries& queries, const PagedKv& kv,
                                const DecodeWork& work, bool overlap_launch, cudaStream_t stream);
 
@@ -108,7 +110,8 @@ struct PrefillPlan {
 
 // Any number of query rows per sequence, causal: row j of n is at position kv_tokens - n + j.
 // `hopper` selects the kernels written for sm_90a, which take neither window nor soft cap. Head_dim
-// 64 or 128; without `hopper` also 256. A soft cap needs head_dim 128 or 256.
+// 64 or 128; without `hopper` also 256. A soft cap needs head_dim 128 or 256. With keys and values
+// in e4m3: without `hopper`, head_dim 64 or 128, no soft cap.
 AttentionError PlanPrefill(const PrefillShape& shape, bool hopper, const PrefillBuffers& buffers,
                            PrefillPlan& plan, cudaStream_t stream);
 AttentionError RunPrefill(const PrefillPlan& plan, const PrefillShape& shape,
@@ -138,6 +141,13 @@ template <int kHeadDim>
 AttentionError RunCapped(const PrefillPlan& plan, const PrefillShape& shape, const Queries& queries,
                          const PagedKv& kv, int32_t* row_indptr, const PrefillBuffers& buffers,
                          cudaStream_t stream);
+template <int kHeadDim>
+AttentionError RunFp8(const PrefillPlan& plan, const PrefillShape& shape, const Queries& queries,
+                      const PagedKv& kv, int32_t* row_indptr, const PrefillBuffers& buffers,
+                      cudaStream_t stream);
+template <int kHeadDim>
+AttentionError DecodeFp8(const Queries& queries, const PagedKv& kv, const DecodeWork& work,
+                         bool overlap_launch, cudaStream_t stream);
 template <int kHeadDim>
 AttentionError PlanFa3(const PrefillShape& shape, const PrefillBuffers& buffers, PrefillPlan& plan,
                        cudaStream_t stream);

@@ -37,6 +37,11 @@ absl::Status CheckMultiple(const char* what, int64_t value, int64_t factor) {
 }
 
 absl::Status CheckLatent(const ModelConfig& config) {
+  if (config.kv_dtype != KvDtype::kBf16) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("latent vectors are stored as bf16, the model's kv_dtype is ",
+                     KvDtypeName(config.kv_dtype)));
+  }
   const LatentAttention& latent = *config.latent;
   if (latent.kv_lora_rank != kLatentRank || latent.qk_rope_head_dim != kLatentRotary) {
     return absl::InvalidArgumentError(
@@ -67,6 +72,12 @@ absl::Status CheckHeads(const ModelConfig& config) {
         absl::StrCat("the GPU kernels take head_dim ",
                      capped ? "128 and 256 with a soft cap of scores" : "64, 128 and 256",
                      ", the model has ", config.head_dim));
+  }
+  if (config.kv_dtype == KvDtype::kFp8E4m3 && (config.head_dim == 256 || capped)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "the GPU kernels take kv_dtype fp8_e4m3 with head_dim 64 and 128 and without a soft cap of "
+        "scores; set the tenant's kv_dtype: bf16 for this ",
+        config.architecture));
   }
   return CheckMultiple("num_attention_heads", config.num_heads, config.num_kv_heads);
 }
@@ -109,9 +120,10 @@ void ChooseDecodeKernels(const ModelConfig& config, PackerOptions& packer) {
     return HasDecodeKernel(kernel, config.head_dim, group);
   };
   const bool capped = config.attention_softcap > 0;
-  packer.cuda_cores = !capped && has(DecodeKernel::kCudaCores);
+  const bool masked_alone = capped || config.kv_dtype == KvDtype::kFp8E4m3;
+  packer.cuda_cores = !masked_alone && has(DecodeKernel::kCudaCores);
   // A tile has 16 rows: with few heads per KV head most of it would be padding.
-  packer.tensor_cores = !capped && has(DecodeKernel::kTensorCores) &&
+  packer.tensor_cores = !masked_alone && has(DecodeKernel::kTensorCores) &&
                         (group >= kTensorCoreGroup || !packer.cuda_cores);
   const bool plain = packer.cuda_cores || packer.tensor_cores;
   packer.masked =
@@ -124,8 +136,9 @@ PackerOptions MakePackerOptions(const ModelConfig& config, Bytes kv_block_bytes,
   packer.vocab_size = config.vocab_size;
   packer.max_position = config.max_position;
   packer.block_tokens = options.block_tokens;
-  packer.block_elements = kv_block_bytes.count() / 2;
-  packer.token_elements = config.KvTokenBytes().count() / (config.latent ? 2 : 4);
+  const int64_t number = KvElementBytes(config.kv_dtype);
+  packer.block_elements = kv_block_bytes.count() / number;
+  packer.token_elements = config.KvTokenBytes().count() / (config.latent ? 1 : 2) / number;
   packer.kv_heads = config.num_kv_heads;
   packer.window = config.sliding_window.value_or(0);
   for (int32_t layer = 0; layer < config.num_layers; ++layer) {

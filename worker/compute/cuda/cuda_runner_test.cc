@@ -82,6 +82,17 @@ TEST_F(CudaRunnerTest, RefusesLatentsThatItsKernelsCannotRun) {
   EXPECT_THAT(Refusal(), HasSubstr("no window"));
 }
 
+TEST_F(CudaRunnerTest, RefusesKvInEightBitsWhereItHasNoKernel) {
+  config_.kv_dtype = KvDtype::kFp8E4m3;
+  // Nothing is wrong with the model itself.
+  EXPECT_THAT(Refusal(WeightFormat::kRowMajor, Bytes(1)), HasSubstr("workspace"));
+  config_.head_dim = 256;
+  EXPECT_THAT(Refusal(), HasSubstr("fp8_e4m3"));
+  config_.head_dim = 128;
+  config_.attention_softcap = 50;
+  EXPECT_THAT(Refusal(), HasSubstr("set the tenant's kv_dtype: bf16"));
+}
+
 TEST_F(CudaRunnerTest, WorkspaceGrowsWithTheLargestStep) {
   const Bytes block = config_.KvBytes(options_.block_tokens);
   const Bytes small = CudaRunner::WorkspaceBytes(config_, block, options_);

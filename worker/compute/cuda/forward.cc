@@ -54,8 +54,9 @@ absl::Status Forward::WarmUp(const StepPacker& packer, cudaStream_t stream) {
   step.latent_grid = packer.LatentGridOf(step.counts);
   absl::Status status = CudaStatus(cudaMemsetAsync(staging(), 0, step.layout.ints + 4, stream),
                                    "clear the staging buffer");
-  const std::vector<int64_t> slots(
-      static_cast<size_t>(rows), options.null_block * (context_.memory.kv_block_bytes.count() / 2));
+  const std::vector<int64_t> slots(static_cast<size_t>(rows),
+                                   options.null_block * (context_.memory.kv_block_bytes.count() /
+                                                         KvElementBytes(context_.config.kv_dtype)));
   status.Update(
       CudaStatus(cudaMemcpyAsync(context_.Staged<int64_t>(step.layout.kv_slots), slots.data(),
                                  slots.size() * 8, cudaMemcpyHostToDevice, stream),

@@ -212,6 +212,9 @@ struct Flags {
   int32_t fused_rows = 16;
   int32_t tensor_core_tokens = 16384;
   int32_t ranks = 1;
+  std::string kv_dtype = "bf16";
+  int32_t context = 4000;
+  std::vector<int32_t> context_batches = {32};
   bool direct = true;
   bool collectives = false;
   bool graphs = true;
@@ -220,6 +223,18 @@ struct Flags {
   std::vector<int32_t> prompts = {128, 512, 2048, 4000};
   std::vector<int32_t> profile_batches = {1};
 };
+
+constexpr int32_t kContextSteps = 64;
+
+// Tokens of KV that the measurements need.
+int64_t KvTokens(const Flags& flags, int32_t block_tokens) {
+  int64_t tokens = 140000;
+  if (flags.quick) return tokens;
+  for (const int64_t batch : flags.context_batches) {
+    tokens = std::max(tokens, batch * (flags.context + kContextSteps + 1 + block_tokens));
+  }
+  return tokens;
+}
 
 Json Algorithms(const GpuRunner& runner, double start_ms) {
   return {{"cublaslt", runner.gemms().version()},
@@ -236,6 +251,7 @@ Json Run(const Flags& flags, const GpuModel& model, const CudaRunnerOptions& opt
               {"commit", flags.commit},
               {"gpu", properties.name},
               {"gpus", model.ranks()},
+              {"kv_dtype", flags.kv_dtype},
               {"direct_exchange", flags.direct},
               {"parameter_bytes", model.parameter_bytes().count()},
               {"runner", Algorithms(bench.runner(), bench.start_ms())}};
@@ -260,11 +276,15 @@ Json Run(const Flags& flags, const GpuModel& model, const CudaRunnerOptions& opt
     out["first_token"].push_back(bench.FirstToken(tokens));
     std::cerr << out["first_token"].back() << std::endl;
   }
-  const int32_t context = 4000;
-  if (flags.quick || model.config().max_position < 2 * context) return out;
-  const double ms = bench.Decode(32, context, 64);
-  out["long_context"] = {{"batch", 32}, {"context", context}, {"ms_step", ms}};
-  std::cerr << out["long_context"] << std::endl;
+  if (flags.quick || model.config().max_position < 2 * flags.context) return out;
+  for (const int32_t batch : flags.context_batches) {
+    bench.Decode(batch, flags.context, 8);
+    out["long_context"].push_back({{"batch", batch},
+                                   {"context", flags.context},
+                                   {"ms_step", bench.Decode(batch, flags.context, kContextSteps)},
+                                   {"gpu_ms", bench.DecodeOnGpu(batch, flags.context, 16)}});
+    std::cerr << out["long_context"].back() << std::endl;
+  }
   SamplingParams params;
   params.temperature = 0.8f;
   params.top_k = 50;
@@ -319,6 +339,9 @@ int Main(int argc, char** argv) {
                  "steps of up to this many rows use fused products");
   app.add_option("--tensor-core-tokens", flags.tensor_core_tokens, "see CudaRunnerOptions");
   app.add_option("--tp", flags.ranks, "GPUs that the model is shared among");
+  app.add_option("--kv-dtype", flags.kv_dtype, "bf16 or fp8_e4m3");
+  app.add_option("--context", flags.context, "tokens of the sequences of --context-batches");
+  app.add_option("--context-batches", flags.context_batches, "batch sizes")->delimiter(',');
   app.add_flag("--direct,!--no-direct", flags.direct, "exchange small messages without NCCL");
   app.add_flag("--collectives", flags.collectives, "check and measure the exchange between GPUs");
   app.add_flag("--quick", flags.quick, "only decode and first token");
@@ -330,12 +353,14 @@ int Main(int argc, char** argv) {
     config.num_layers = flags.layers;
     if (!config.layer_windows.empty()) config.layer_windows.resize(flags.layers);
   }
+  config.kv_dtype = ValueOrDie(ParseKvDtype(flags.kv_dtype));
   CudaRunnerOptions options;
   options.graphs = flags.graphs && flags.profile.empty();
   options.gemm_cache_file = flags.cache;
   options.max_fused_rows = flags.fused_rows;
   options.tensor_core_tokens = flags.tensor_core_tokens;
-  const auto model = ValueOrDie(GpuModel::Create(config, 140000, options, flags.ranks));
+  const auto model = ValueOrDie(
+      GpuModel::Create(config, KvTokens(flags, options.block_tokens), options, flags.ranks));
   GpuCollectivesOptions collectives;
   if (!flags.direct) collectives.max_direct_sum_bytes = collectives.max_direct_gather_bytes = 0;
   model->SetCollectives(collectives);

@@ -5,8 +5,8 @@
 //
 // FILE is what tests/reference/make_reference.py wrote: a small model whose weights both sides
 // generate, a prompt, logits at some of its positions in float32, and how far transformers in
-// bfloat16 is from them. The runner may be twice as far. Prints one JSON object; exits with 1 if a
-// check failed.
+// bfloat16 is from them. The runner may be twice as far. A reference with KV in eight bits is for a
+// runner with such a cache. Prints one JSON object; exits with 1 if a check failed.
 #include <cuda_runtime_api.h>
 #include <unistd.h>
 
@@ -86,7 +86,12 @@ class Check {
         own_max_(reference["bf16_error"]["max"]),
         own_mean_(reference["bf16_error"]["mean"]) {
     for (size_t i = 0; i < reference["positions"].size(); ++i) {
-      expected_[reference["positions"][i]] = reference["logits"][i].get<std::vector<float>>();
+      const size_t position = reference["positions"][i];
+      expected_[position] = reference["logits"][i].get<std::vector<float>>();
+      if (!reference.contains("kv_error")) continue;
+      exact_[position] = reference["exact_logits"][i].get<std::vector<float>>();
+      kv_max_ = reference["kv_error"]["max"];
+      kv_mean_ = reference["kv_error"]["mean"];
     }
   }
 
@@ -96,8 +101,9 @@ class Check {
     repeats_ = 2;
   }
 
-  // `one`: the same model on one GPU, to compare with; null: none.
-  Json RunAll(GpuModel* one, bool& passed) {
+  // To compare with: `one`, the same model on one GPU, and `wide`, the same with KV in bf16; null:
+  // none.
+  Json RunAll(GpuModel* one, GpuModel* wide, bool& passed) {
     Json out;
     const auto add = [&](const char* name, Json result) {
       passed = passed && result.at("ok").get<bool>();
@@ -113,6 +119,7 @@ class Check {
     add("padding", Padding());
     add("sampling", Sampling());
     if (one != nullptr) add("one_gpu", AgainstOneGpu(*one));
+    if (wide != nullptr) add("kv_rounding", AgainstWideKv(*wide));
     return out;
   }
 
@@ -439,10 +446,45 @@ class Check {
     return json;
   }
 
+  // What KV in eight bits costs: logits beside exact ones and beside those with KV in bf16, and how
+  // far rounding KV alone takes the reference from exact ones.
+  Json AgainstWideKv(GpuModel& wide) {
+    CloseAll();
+    const auto here = ValueOrDie(model_.NewRunner());
+    const auto there = ValueOrDie(wide.NewRunner());
+    const SamplingRequest greedy = Greedy();
+    const auto blocks = Open(static_cast<int32_t>(tokens_.size()));
+    Difference exact, other;
+    for (size_t t = 0; t < tokens_.size(); ++t) {
+      StepPlan plan;
+      plan.chunks.push_back(
+          {absl::MakeConstSpan(tokens_).subspan(t, 1), static_cast<int32_t>(t), blocks, &greedy});
+      Step(*here, plan);
+      Step(*there, plan);
+      if (!exact_.contains(t)) continue;
+      const std::vector<float> logits = ValueOrDie(here->Logits(0));
+      exact.Add(logits, exact_[t]);
+      other.Add(logits, ValueOrDie(there->Logits(0)));
+    }
+    const double limit_max = 2 * (kv_max_ + own_max_), limit_mean = 2 * (kv_mean_ + own_mean_);
+    return {{"ok", exact.count > 0 && exact.largest <= limit_max && exact.mean() <= limit_mean &&
+                       other.largest <= limit_max && other.mean() <= limit_mean},
+            {"max_error_to_float32", exact.largest},
+            {"mean_error_to_float32", exact.mean()},
+            {"max_difference_to_bf16_kv", other.largest},
+            {"mean_difference_to_bf16_kv", other.mean()},
+            {"max_error_of_rounding", kv_max_},
+            {"mean_error_of_rounding", kv_mean_}};
+  }
+
   GpuModel& model_;
   const std::vector<TokenId> tokens_;
   // Of the reference, by position.
   std::map<size_t, std::vector<float>> expected_;
+  // Without rounding, if `expected_` rounds KV to eight bits.
+  std::map<size_t, std::vector<float>> exact_;
+  double kv_max_ = 0;
+  double kv_mean_ = 0;
   const double own_max_;
   const double own_mean_;
   int generated_ = 20;
@@ -468,7 +510,8 @@ int Main(int argc, char** argv) {
   CLI11_PARSE(app, argc, argv);
 
   const Json reference = ReadJson(path);
-  const ModelConfig config = ValueOrDie(ParseModelConfig(reference["config"].dump(), ""));
+  ModelConfig config = ValueOrDie(ParseModelConfig(reference["config"].dump(), ""));
+  config.kv_dtype = ValueOrDie(ParseKvDtype(reference.value("kv_dtype", "bf16")));
   CudaRunnerOptions options;
   options.block_tokens = kBlockTokens;
   options.max_sequences = kMaxSequences;
@@ -489,11 +532,20 @@ int Main(int argc, char** argv) {
     one = ValueOrDie(GpuModel::Create(config, 32768, options));
     OkOrDie(one->LoadDummy(reference["seed"]));
   }
+  std::unique_ptr<GpuModel> wide;
+  if (config.kv_dtype != KvDtype::kBf16) {
+    ModelConfig plain = config;
+    plain.kv_dtype = KvDtype::kBf16;
+    wide = ValueOrDie(GpuModel::Create(plain, 32768, options, ranks));
+    OkOrDie(wide->LoadDummy(reference["seed"]));
+  }
   Check check(*model, reference);
   if (brief) check.Shorten();
   bool passed = true;
-  Json json = {
-      {"model", reference["name"]}, {"ranks", ranks}, {"checks", check.RunAll(one.get(), passed)}};
+  Json json = {{"model", reference["name"]},
+               {"ranks", ranks},
+               {"kv_dtype", std::string(KvDtypeName(config.kv_dtype))},
+               {"checks", check.RunAll(one.get(), wide.get(), passed)}};
   json["passed"] = passed;
   std::filesystem::remove(own_cache);
   std::cout << json.dump(1) << "\n";

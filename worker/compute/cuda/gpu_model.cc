@@ -145,9 +145,10 @@ absl::Status GpuModel::LoadDummy(uint64_t seed) {
 absl::Status GpuModel::FillKv(uint64_t seed) {
   return EachRank([&](int rank) {
     const ModelMemory& memory = memory_[rank];
-    const int64_t count = (memory.workspace - memory.kv) / 2;
+    const int64_t count = (memory.workspace - memory.kv) / KvElementBytes(config_.kv_dtype);
+    const auto fill = config_.kv_dtype == KvDtype::kFp8E4m3 ? FillUniformE4m3 : FillUniform;
     absl::Status status =
-        CudaStatus(FillUniform(memory.kv, count, 0, 1, seed, nullptr), "fill the KV cache");
+        CudaStatus(fill(memory.kv, count, 0, 1, seed, nullptr), "fill the KV cache");
     status.Update(CudaStatus(cudaDeviceSynchronize(), "fill the KV cache"));
     return status;
   });

@@ -1,4 +1,7 @@
+#include <cuda_fp8.h>
+
 #include <algorithm>
+#include <type_traits>
 
 #include "worker/compute/cuda/device_util.cuh"
 #include "worker/compute/cuda/kernels.h"
@@ -73,6 +76,21 @@ __global__ void RmsNormKernel(RmsNormArgs args) {
   }
 }
 
+// Eight numbers of e4m3.
+struct alignas(8) E4m3x8 {
+  __nv_fp8x4_e4m3 quads[2];
+
+  __device__ static E4m3x8 Pack(const float (&in)[8]) {
+    E4m3x8 out;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      out.quads[i] =
+          __nv_fp8x4_e4m3(make_float4(in[4 * i], in[4 * i + 1], in[4 * i + 2], in[4 * i + 3]));
+    }
+    return out;
+  }
+};
+
 // RMS norm of a head of which `threads` neighbours hold eight pairs each.
 __device__ void NormalizeHead(const Vector8* weight, int part, int threads, float epsilon,
                               float offset, float (&low)[8], float (&high)[8]) {
@@ -95,8 +113,9 @@ __device__ void NormalizeHead(const Vector8* weight, int part, int threads, floa
   }
 }
 
-// One block per row; a thread takes eight pairs of one head, or eight elements of a value.
-template <bool kNormed>
+// One block per row; a thread takes eight pairs of one head, or eight elements of a value. `Kv`
+// holds eight numbers as they are stored.
+template <bool kNormed, typename Kv>
 __global__ void RopeAppendKernel(RopeAppendArgs args) {
   AwaitPrevious();
   LetNextLaunch();
@@ -107,12 +126,19 @@ __global__ void RopeAppendKernel(RopeAppendArgs args) {
   auto* qkv =
       static_cast<Vector8*>(args.qkv) + row * (args.heads + 2 * args.kv_heads) * 2 * per_head;
   const int64_t slot = args.kv_slots[row] / kVector;
-  auto* keys = static_cast<Vector8*>(args.keys) + slot;
-  auto* values = static_cast<Vector8*>(args.values) + slot;
+  auto* keys = static_cast<Kv*>(args.keys) + slot;
+  auto* values = static_cast<Kv*>(args.values) + slot;
   for (int i = threadIdx.x; i < rotated + copied; i += blockDim.x) {
     if (i >= rotated) {
       const int at = i - rotated;
-      values[at] = qkv[(args.heads + args.kv_heads) * 2 * per_head + at];
+      const Vector8 value = qkv[(args.heads + args.kv_heads) * 2 * per_head + at];
+      if constexpr (std::is_same_v<Kv, Vector8>) {
+        values[at] = value;
+      } else {
+        float numbers[8];
+        value.Unpack(numbers);
+        values[at] = Kv::Pack(numbers);
+      }
       continue;
     }
     const int head = i / per_head;
@@ -134,9 +160,14 @@ __global__ void RopeAppendKernel(RopeAppendArgs args) {
       high[j] = high[j] * r.x + low[j] * r.y;
       low[j] = rotated_low;
     }
-    Vector8* const to = head < args.heads ? from : keys + (head - args.heads) * 2 * per_head + part;
-    to[0] = Vector8::Pack(low);
-    to[per_head] = Vector8::Pack(high);
+    if (head < args.heads) {
+      from[0] = Vector8::Pack(low);
+      from[per_head] = Vector8::Pack(high);
+    } else {
+      Kv* const to = keys + (head - args.heads) * 2 * per_head + part;
+      to[0] = Kv::Pack(low);
+      to[per_head] = Kv::Pack(high);
+    }
   }
 }
 
@@ -170,15 +201,24 @@ __device__ inline uint64_t Mix(uint64_t x) {
   return x ^ (x >> 31);
 }
 
-__global__ void FillUniformKernel(__nv_bfloat16* output, int64_t count, float middle, float spread,
+template <typename Number>
+__global__ void FillUniformKernel(Number* output, int64_t count, float middle, float spread,
                                   uint64_t seed) {
   const int64_t stride = static_cast<int64_t>(gridDim.x) * blockDim.x;
   for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < count;
        i += stride) {
     const uint64_t bits = Mix(seed + 0x9e3779b97f4a7c15ull * static_cast<uint64_t>(i + 1));
     const float unit = static_cast<float>(bits >> 40) * 0x1p-23f - 1.0f;
-    output[i] = __float2bfloat16(middle + spread * unit);
+    output[i] = Number(middle + spread * unit);
   }
+}
+
+template <typename Number>
+cudaError_t Fill(Number* output, int64_t count, float middle, float spread, uint64_t seed,
+                 cudaStream_t stream) {
+  const auto blocks = static_cast<unsigned>(std::clamp<int64_t>(count / 1024, 1, 4096));
+  FillUniformKernel<<<blocks, 256, 0, stream>>>(output, count, middle, spread, seed);
+  return cudaGetLastError();
 }
 
 }  // namespace
@@ -197,7 +237,11 @@ cudaError_t RmsNorm(const RmsNormArgs& args, cudaStream_t stream) {
 
 cudaError_t RopeAppend(const RopeAppendArgs& args, cudaStream_t stream) {
   const int items = (args.heads + 3 * args.kv_heads) * args.half_dim / kVector;
-  const auto kernel = args.query_norm != nullptr ? RopeAppendKernel<true> : RopeAppendKernel<false>;
+  const bool normed = args.query_norm != nullptr;
+  auto kernel = normed ? RopeAppendKernel<true, Vector8> : RopeAppendKernel<false, Vector8>;
+  if (args.e4m3) {
+    kernel = normed ? RopeAppendKernel<true, E4m3x8> : RopeAppendKernel<false, E4m3x8>;
+  }
   return LaunchOverlapped(kernel, args.rows, std::min(ThreadsFor(items), 512), 0, stream, args);
 }
 
@@ -220,10 +264,12 @@ cudaError_t GatherRows(const void* input, const int32_t* rows, void* output, int
 
 cudaError_t FillUniform(void* output, int64_t count, float middle, float spread, uint64_t seed,
                         cudaStream_t stream) {
-  const auto blocks = static_cast<unsigned>(std::clamp<int64_t>(count / 1024, 1, 4096));
-  FillUniformKernel<<<blocks, 256, 0, stream>>>(static_cast<__nv_bfloat16*>(output), count, middle,
-                                                spread, seed);
-  return cudaGetLastError();
+  return Fill(static_cast<__nv_bfloat16*>(output), count, middle, spread, seed, stream);
+}
+
+cudaError_t FillUniformE4m3(void* output, int64_t count, float middle, float spread, uint64_t seed,
+                            cudaStream_t stream) {
+  return Fill(static_cast<__nv_fp8_e4m3*>(output), count, middle, spread, seed, stream);
 }
 
 }  // namespace palimpsest::cuda

@@ -52,6 +52,7 @@ struct RopeAppendArgs {
   const int64_t* kv_slots = nullptr;  // [rows]: elements from `keys` (or `values`) to the token
   void* keys = nullptr;               // of one layer, in block 0
   void* values = nullptr;
+  bool e4m3 = false;  // keys and values are stored as e4m3, saturating, and not as bfloat16
   int32_t rows = 0;
   int32_t heads = 0;
   int32_t kv_heads = 0;
@@ -71,10 +72,12 @@ cudaError_t SiluMultiply(const void* input, void* output, int32_t rows, int32_t 
 cudaError_t GatherRows(const void* input, const int32_t* rows, void* output, int32_t count,
                        int32_t size, cudaStream_t stream);
 
-// Fills with numbers of the given middle, uniform within `spread`; element i depends on seed and i
-// alone.
+// Fills with numbers, of bfloat16 or e4m3, of the given middle, uniform within `spread`; element i
+// depends on seed and i alone.
 cudaError_t FillUniform(void* output, int64_t count, float middle, float spread, uint64_t seed,
                         cudaStream_t stream);
+cudaError_t FillUniformE4m3(void* output, int64_t count, float middle, float spread, uint64_t seed,
+                            cudaStream_t stream);
 
 }  // namespace palimpsest::cuda
 

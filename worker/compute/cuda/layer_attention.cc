@@ -58,9 +58,10 @@ absl::Status LayerAttention::Plan(const PackedStep& step, const PrefillShape& pr
     window = std::max(window, WindowOf(layer));
   }
   const bool wanted[] = {step.window_free || !config.layer_windows.empty(), !step.window_free};
-  // The kernels for Hopper know neither windows nor soft caps, and no heads of 256.
-  const bool hopper =
-      context_.options.hopper && config.attention_softcap == 0 && config.head_dim <= 128;
+  // The kernels for Hopper know neither windows nor soft caps, no heads of 256, and would want
+  // queries in eight bits for keys in eight bits.
+  const bool hopper = context_.options.hopper && config.attention_softcap == 0 &&
+                      config.head_dim <= 128 && config.kv_dtype == KvDtype::kBf16;
   for (const bool windowed : {false, true}) {
     if (!wanted[windowed]) continue;
     PrefillShape shape = prefill;
@@ -78,12 +79,12 @@ PagedKv LayerAttention::KvOf(int32_t layer, const PackedStep& step) const {
   const ModelConfig& config = context_.config;
   const int32_t block_tokens = context_.options.block_tokens;
   const int64_t token_elements = int64_t{config.num_kv_heads} * config.head_dim;
-  auto* keys = reinterpret_cast<uint16_t*>(context_.memory.kv) +
-               int64_t{2} * layer * block_tokens * token_elements;
+  const int64_t part_bytes = block_tokens * token_elements * KvElementBytes(config.kv_dtype);
   PagedKv kv;
-  kv.keys = keys;
-  kv.values = keys + block_tokens * token_elements;
-  kv.page_stride = context_.memory.kv_block_bytes.count() / 2;
+  kv.keys = context_.memory.kv + 2 * layer * part_bytes;
+  kv.values = context_.memory.kv + (2 * layer + 1) * part_bytes;
+  kv.e4m3 = config.kv_dtype == KvDtype::kFp8E4m3;
+  kv.page_stride = context_.memory.kv_block_bytes.count() / KvElementBytes(config.kv_dtype);
   kv.block_tokens = block_tokens;
   kv.kv_heads = config.num_kv_heads;
   kv.head_dim = config.head_dim;
@@ -99,6 +100,7 @@ absl::Status LayerAttention::RotateAndStore(int32_t layer, const PagedKv& kv,
   args.kv_slots = context_.Staged<int64_t>(step.layout.kv_slots);
   args.keys = kv.keys;
   args.values = kv.values;
+  args.e4m3 = kv.e4m3;
   args.rows = step.counts.rows;
   args.heads = context_.config.num_heads;
   args.kv_heads = context_.config.num_kv_heads;

@@ -53,35 +53,35 @@ AttentionError PlanFa2(const PrefillShape& shape, const PrefillBuffers& buffers,
   });
 }
 
-using Fa2Params =
-    flashinfer::BatchPrefillPagedParams<__nv_bfloat16, __nv_bfloat16, __nv_bfloat16, int32_t>;
+template <typename Kv>
+using Fa2Params = flashinfer::BatchPrefillPagedParams<__nv_bfloat16, Kv, __nv_bfloat16, int32_t>;
 
-template <int kHeadDim>
-Fa2Params MakeFa2Params(const Queries& queries, const PagedKv& kv, int32_t* row_indptr,
-                        int32_t window) {
+template <int kHeadDim, typename Kv>
+Fa2Params<Kv> MakeFa2Params(const Queries& queries, const PagedKv& kv, int32_t* row_indptr,
+                            int32_t window) {
   using T = __nv_bfloat16;
   const int64_t strides[] = {kv.page_stride, int64_t{kv.kv_heads} * kHeadDim, kHeadDim};
-  flashinfer::paged_kv_t<T, int32_t> paged(kv.kv_heads, kv.block_tokens, kHeadDim, kv.sequences,
-                                           flashinfer::QKVLayout::kNHD, static_cast<T*>(kv.keys),
-                                           static_cast<T*>(kv.values), strides, kv.indices,
-                                           kv.indptr, kv.last_block_len);
-  return Fa2Params(static_cast<T*>(queries.query), paged, nullptr, row_indptr, nullptr, nullptr,
-                   static_cast<T*>(queries.output), nullptr, nullptr, queries.heads,
-                   static_cast<int32_t>(queries.query_stride), kHeadDim, WindowLeft(window),
-                   queries.soft_cap, queries.scale, 1.0f, 1e4f);
+  flashinfer::paged_kv_t<Kv, int32_t> paged(kv.kv_heads, kv.block_tokens, kHeadDim, kv.sequences,
+                                            flashinfer::QKVLayout::kNHD, static_cast<Kv*>(kv.keys),
+                                            static_cast<Kv*>(kv.values), strides, kv.indices,
+                                            kv.indptr, kv.last_block_len);
+  return Fa2Params<Kv>(static_cast<T*>(queries.query), paged, nullptr, row_indptr, nullptr, nullptr,
+                       static_cast<T*>(queries.output), nullptr, nullptr, queries.heads,
+                       static_cast<int32_t>(queries.query_stride), kHeadDim, WindowLeft(window),
+                       queries.soft_cap, queries.scale, 1.0f, 1e4f);
 }
 
-template <int kHeadDim, uint32_t kTileRows, typename Variant>
-cudaError_t LaunchFa2(Fa2Params params, void* partial_output, float* partial_lse,
+template <int kHeadDim, uint32_t kTileRows, typename Variant, typename Kv>
+cudaError_t LaunchFa2(Fa2Params<Kv> params, void* partial_output, float* partial_lse,
                       cudaStream_t stream) {
   return flashinfer::BatchPrefillWithPagedKVCacheDispatched<
       /*SAME_KV_STRIDES=*/true, kTileRows, kHeadDim, kHeadDim, flashinfer::PosEncodingMode::kNone,
       /*USE_FP16_QK_REDUCTION=*/false, flashinfer::MaskMode::kCausal, /*USE_TOKEN_HEAD_SF=*/false,
-      Variant, Fa2Params>(params, static_cast<__nv_bfloat16*>(partial_output), partial_lse,
-                          /*enable_pdl=*/false, stream);
+      Variant, Fa2Params<Kv>>(params, static_cast<__nv_bfloat16*>(partial_output), partial_lse,
+                              /*enable_pdl=*/false, stream);
 }
 
-template <int kHeadDim, typename Variant>
+template <int kHeadDim, typename Variant, typename Kv>
 AttentionError RunFa2With(const PrefillPlan& plan, const PrefillShape& shape,
                           const Queries& queries, const PagedKv& kv, int32_t* row_indptr,
                           const PrefillBuffers& buffers, cudaStream_t stream) {
@@ -90,7 +90,7 @@ AttentionError RunFa2With(const PrefillPlan& plan, const PrefillShape& shape,
     const auto ints = [&](int64_t offset) {
       return flashinfer::GetPtrFromBaseOffset<int32_t>(buffers.ints, offset);
     };
-    Fa2Params params = MakeFa2Params<kHeadDim>(queries, kv, row_indptr, shape.window);
+    auto params = MakeFa2Params<kHeadDim, Kv>(queries, kv, row_indptr, shape.window);
     params.request_indices = ints(info.request_indices_offset);
     params.qo_tile_indices = ints(info.qo_tile_indices_offset);
     params.kv_tile_indices = ints(info.kv_tile_indices_offset);
@@ -106,15 +106,15 @@ AttentionError RunFa2With(const PrefillPlan& plan, const PrefillShape& shape,
     params.padded_batch_size = info.padded_batch_size;
     params.max_total_num_rows = info.total_num_rows;
     if (info.cta_tile_q == 16) {
-      return LaunchFa2<kHeadDim, 16, Variant>(params, partial_output, partial_lse, stream);
+      return LaunchFa2<kHeadDim, 16, Variant, Kv>(params, partial_output, partial_lse, stream);
     }
     // FlashInfer plans no larger tiles for wide heads.
     if constexpr (kHeadDim < 256) {
       if (info.cta_tile_q != 64) {
-        return LaunchFa2<kHeadDim, 128, Variant>(params, partial_output, partial_lse, stream);
+        return LaunchFa2<kHeadDim, 128, Variant, Kv>(params, partial_output, partial_lse, stream);
       }
     }
-    return LaunchFa2<kHeadDim, 64, Variant>(params, partial_output, partial_lse, stream);
+    return LaunchFa2<kHeadDim, 64, Variant, Kv>(params, partial_output, partial_lse, stream);
   });
 }
 
@@ -122,34 +122,36 @@ template <int kHeadDim>
 AttentionError RunFa2(const PrefillPlan& plan, const PrefillShape& shape, const Queries& queries,
                       const PagedKv& kv, int32_t* row_indptr, const PrefillBuffers& buffers,
                       cudaStream_t stream) {
-  return RunFa2With<kHeadDim, WindowedAttention>(plan, shape, queries, kv, row_indptr, buffers,
-                                                 stream);
+  return RunFa2With<kHeadDim, WindowedAttention, __nv_bfloat16>(plan, shape, queries, kv,
+                                                                row_indptr, buffers, stream);
 }
 
 template <int kHeadDim>
 AttentionError RunCapped(const PrefillPlan& plan, const PrefillShape& shape, const Queries& queries,
                          const PagedKv& kv, int32_t* row_indptr, const PrefillBuffers& buffers,
                          cudaStream_t stream) {
-  return RunFa2With<kHeadDim, CappedAttention>(plan, shape, queries, kv, row_indptr, buffers,
-                                               stream);
+  return RunFa2With<kHeadDim, CappedAttention, __nv_bfloat16>(plan, shape, queries, kv, row_indptr,
+                                                              buffers, stream);
 }
 
 // Prefills of one row each, by the plan of decode_plan.h, with smaller tiles than FlashInfer would
 // choose: more thread blocks per multiprocessor hide each other's latencies, of which a short
 // sequence's block has little else.
-template <int kHeadDim, typename Variant>
+template <int kHeadDim, typename Variant, typename Kv>
 AttentionError DecodeFa2With(const Queries& queries, const PagedKv& kv, const DecodeWork& work,
                              bool overlap_launch, cudaStream_t stream) {
   using T = __nv_bfloat16;
   constexpr int kWarps = 4;
+  // As many bytes of a tile are on their way, whatever a number takes.
+  constexpr int kMmasOfKeys = 2 / sizeof(Kv);
   using Traits =
       flashinfer::KernelTraits<flashinfer::MaskMode::kNone, /*CTA_TILE_Q=*/16, /*NUM_MMA_Q=*/1,
-                               /*NUM_MMA_KV=*/1, kHeadDim / 16, kHeadDim / 16, /*NUM_WARPS_Q=*/1,
-                               /*NUM_WARPS_KV=*/kWarps, flashinfer::PosEncodingMode::kNone, T, T, T,
-                               float, int32_t, Variant>;
+                               kMmasOfKeys, kHeadDim / 16, kHeadDim / 16, /*NUM_WARPS_Q=*/1,
+                               /*NUM_WARPS_KV=*/kWarps, flashinfer::PosEncodingMode::kNone, T, Kv,
+                               T, float, int32_t, Variant>;
   return Guard([&] {
     const bool split = work.partial_output != nullptr;
-    Fa2Params params = MakeFa2Params<kHeadDim>(queries, kv, work.counting, work.window);
+    auto params = MakeFa2Params<kHeadDim, Kv>(queries, kv, work.counting, work.window);
     params.request_indices = work.tile_sequence;
     params.qo_tile_indices = work.zeros;
     params.kv_tile_indices = work.tile_chunk;
@@ -162,8 +164,8 @@ AttentionError DecodeFa2With(const Queries& queries, const PagedKv& kv, const De
       params.o = static_cast<T*>(work.partial_output);
       params.lse = work.partial_lse;
     }
-    const auto kernel =
-        flashinfer::BatchPrefillWithPagedKVCacheKernel</*SAME_KV_STRIDES=*/true, Traits, Fa2Params>;
+    const auto kernel = flashinfer::BatchPrefillWithPagedKVCacheKernel</*SAME_KV_STRIDES=*/true,
+                                                                       Traits, Fa2Params<Kv>>;
     constexpr size_t kShared = sizeof(typename Traits::SharedStoragePaged);
     cudaError_t error =
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared);
@@ -190,14 +192,31 @@ AttentionError DecodeFa2With(const Queries& queries, const PagedKv& kv, const De
 template <int kHeadDim>
 AttentionError DecodeFa2(const Queries& queries, const PagedKv& kv, const DecodeWork& work,
                          bool overlap_launch, cudaStream_t stream) {
-  return DecodeFa2With<kHeadDim, PlainAttention>(queries, kv, work, overlap_launch, stream);
+  return DecodeFa2With<kHeadDim, PlainAttention, __nv_bfloat16>(queries, kv, work, overlap_launch,
+                                                                stream);
 }
 
 // A tile whose tokens have all left the window has no keys: its partial result has weight 0.
 template <int kHeadDim>
 AttentionError DecodeMasked(const Queries& queries, const PagedKv& kv, const DecodeWork& work,
                             bool overlap_launch, cudaStream_t stream) {
-  return DecodeFa2With<kHeadDim, CappedAttention>(queries, kv, work, overlap_launch, stream);
+  return DecodeFa2With<kHeadDim, CappedAttention, __nv_bfloat16>(queries, kv, work, overlap_launch,
+                                                                 stream);
+}
+
+template <int kHeadDim>
+AttentionError RunFp8(const PrefillPlan& plan, const PrefillShape& shape, const Queries& queries,
+                      const PagedKv& kv, int32_t* row_indptr, const PrefillBuffers& buffers,
+                      cudaStream_t stream) {
+  return RunFa2With<kHeadDim, WindowedAttention, __nv_fp8_e4m3>(plan, shape, queries, kv,
+                                                                row_indptr, buffers, stream);
+}
+
+template <int kHeadDim>
+AttentionError DecodeFp8(const Queries& queries, const PagedKv& kv, const DecodeWork& work,
+                         bool overlap_launch, cudaStream_t stream) {
+  return DecodeFa2With<kHeadDim, WindowedAttention, __nv_fp8_e4m3>(queries, kv, work,
+                                                                   overlap_launch, stream);
 }
 
 }  // namespace palimpsest::cuda::internal
