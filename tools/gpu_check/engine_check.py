@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Checks of the GPU runner alone: results against transformers, times against vLLM.
 
-Runs gpu_check on one small model of each architecture, all at once, and gpu_bench on Llama-3-8B's shape.
+Runs gpu_check on one small model of each architecture, all at once, some with KV in eight bits too, and
+gpu_bench on Llama-3-8B's shape.
 Where torch and transformers are, the references are made here with long prompts
 (tests/reference/make_reference.py --long); elsewhere they are those of tests/data/models. Each finding is
 one JSON object a line, as in check_report.h. Limits of times are what vLLM 0.25.1 took on one H200. With
@@ -21,6 +22,8 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 STEP_LIMITS = {1: 4.94, 8: 5.05, 32: 5.57, 128: 7.51, 256: 11.55}
 FIRST_TOKEN_LIMITS = {128: 12.0, 512: 17.0, 2048: 50.8, 4000: 101.0}
 CHECK_TIMEOUT_S = 150
+# Models that are also checked with KV in e4m3: both widths of heads, norms, a window, many layers.
+EIGHT_BIT_KV = ["llama3", "llama_biases", "qwen3", "mistral", "smollm2_shape"]
 
 failed = False
 
@@ -45,13 +48,22 @@ def references(folder):
     kept = sorted((ROOT / "tests/data/models").glob("*.json"))
     if not all(importlib.util.find_spec(name) for name in ("torch", "transformers")):
         return kept
+    eight_bits = folder / "eight_bits"
+    eight_bits.mkdir()
+    make_references(eight_bits, ["--kv-dtype", "fp8_e4m3"], EIGHT_BIT_KV)
+    for path in eight_bits.glob("*.json"):
+        path.rename(folder / f"{path.stem}.fp8_kv.json")
+    make_references(folder)
+    return sorted(folder.glob("*.json")) or kept
+
+
+def make_references(folder, options=(), names=()):
     script = ROOT / "tests/reference/make_reference.py"
-    made = subprocess.run([sys.executable, str(script), "--long", str(folder)],
+    made = subprocess.run([sys.executable, str(script), "--long", *options, str(folder), *names],
                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
                           timeout=CHECK_TIMEOUT_S, env={**os.environ, "HF_HUB_OFFLINE": "1"})
     if made.returncode != 0:
         say("reference", False, note=f"make_reference.py: {last_words(made.stdout)}")
-    return sorted(folder.glob("*.json")) or kept
 
 
 def start_check(model, scratch, ranks):

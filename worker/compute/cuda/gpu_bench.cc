@@ -213,8 +213,6 @@ struct Flags {
   int32_t tensor_core_tokens = 16384;
   int32_t ranks = 1;
   std::string kv_dtype = "bf16";
-  int32_t context = 4000;
-  std::vector<int32_t> context_batches = {32};
   bool direct = true;
   bool collectives = false;
   bool graphs = true;
@@ -224,14 +222,11 @@ struct Flags {
   std::vector<int32_t> profile_batches = {1};
 };
 
-constexpr int32_t kContextSteps = 64;
-
 // Tokens of KV that the measurements need.
 int64_t KvTokens(const Flags& flags, int32_t block_tokens) {
   int64_t tokens = 140000;
-  if (flags.quick) return tokens;
-  for (const int64_t batch : flags.context_batches) {
-    tokens = std::max(tokens, batch * (flags.context + kContextSteps + 1 + block_tokens));
+  for (const int64_t batch : flags.batches) {
+    tokens = std::max(tokens, batch * (flags.context + flags.steps + 1 + block_tokens));
   }
   return tokens;
 }
@@ -276,15 +271,11 @@ Json Run(const Flags& flags, const GpuModel& model, const CudaRunnerOptions& opt
     out["first_token"].push_back(bench.FirstToken(tokens));
     std::cerr << out["first_token"].back() << std::endl;
   }
-  if (flags.quick || model.config().max_position < 2 * flags.context) return out;
-  for (const int32_t batch : flags.context_batches) {
-    bench.Decode(batch, flags.context, 8);
-    out["long_context"].push_back({{"batch", batch},
-                                   {"context", flags.context},
-                                   {"ms_step", bench.Decode(batch, flags.context, kContextSteps)},
-                                   {"gpu_ms", bench.DecodeOnGpu(batch, flags.context, 16)}});
-    std::cerr << out["long_context"].back() << std::endl;
-  }
+  const int32_t context = 4000;
+  if (flags.quick || model.config().max_position < 2 * context) return out;
+  const double ms = bench.Decode(32, context, 64);
+  out["long_context"] = {{"batch", 32}, {"context", context}, {"ms_step", ms}};
+  std::cerr << out["long_context"] << std::endl;
   SamplingParams params;
   params.temperature = 0.8f;
   params.top_k = 50;
@@ -340,8 +331,6 @@ int Main(int argc, char** argv) {
   app.add_option("--tensor-core-tokens", flags.tensor_core_tokens, "see CudaRunnerOptions");
   app.add_option("--tp", flags.ranks, "GPUs that the model is shared among");
   app.add_option("--kv-dtype", flags.kv_dtype, "bf16 or fp8_e4m3");
-  app.add_option("--context", flags.context, "tokens of the sequences of --context-batches");
-  app.add_option("--context-batches", flags.context_batches, "batch sizes")->delimiter(',');
   app.add_flag("--direct,!--no-direct", flags.direct, "exchange small messages without NCCL");
   app.add_flag("--collectives", flags.collectives, "check and measure the exchange between GPUs");
   app.add_flag("--quick", flags.quick, "only decode and first token");
