@@ -35,8 +35,8 @@ absl::StatusOr<std::unique_ptr<CudaImageRestorer>> CudaImageRestorer::Open(
       new CudaImageRestorer(contexts[0], std::move(image), *std::move(mapping), shape));
   restorer->registration_ = std::make_unique<ImageRegistration>(
       contexts[0], absl::MakeSpan(restorer->mapping_.data(), restorer->mapping_.size()),
-      static_cast<size_t>(RoundUp(kRegisteredPiece, shape.slab_bytes).count()),
-      kRegisteringThreads);
+      static_cast<size_t>(RoundUp(kRegisteredPiece, shape.slab_bytes).count()), kRegisteringThreads,
+      shape.ranks);
   restorer->slots_ = static_cast<size_t>(std::max<int64_t>(window / shape.slab_bytes, 2));
   const auto part = static_cast<size_t>(shape.bytes().count() / shape.ranks);
   for (size_t rank = 0; rank < contexts.size(); ++rank) {

@@ -12,11 +12,34 @@
 
 namespace palimpsest {
 
+namespace {
+
+// All pieces of an image: the first of each part, then the second of each, and so on. One that lies
+// in two parts comes when it is due in either.
+std::vector<size_t> PieceOrder(size_t image_bytes, size_t piece_bytes, size_t parts) {
+  const size_t pieces = (image_bytes + piece_bytes - 1) / piece_bytes;
+  const size_t part_bytes = image_bytes / parts;
+  std::vector<bool> listed(pieces, false);
+  std::vector<size_t> order;
+  for (size_t depth = 0; order.size() < pieces; ++depth) {
+    for (size_t part = 0; part < parts; ++part) {
+      const size_t piece = part * part_bytes / piece_bytes + depth;
+      if (piece >= pieces || listed[piece]) continue;
+      listed[piece] = true;
+      order.push_back(piece);
+    }
+  }
+  return order;
+}
+
+}  // namespace
+
 ImageRegistration::ImageRegistration(CudaContextPtr context, absl::Span<std::byte> image,
-                                     size_t piece_bytes, int threads)
+                                     size_t piece_bytes, int threads, int parts)
     : context_(std::move(context)),
       image_(image),
       piece_bytes_(piece_bytes),
+      order_(PieceOrder(image.size(), piece_bytes, static_cast<size_t>(parts))),
       registered_((image.size() + piece_bytes - 1) / piece_bytes, false) {
   for (int i = 0; i < threads; ++i) threads_.emplace_back([this] { Run(); });
 }
@@ -51,7 +74,7 @@ void ImageRegistration::Run() {
     {
       MutexLock lock(&mu_);
       if (stopping_ || !failure_.ok() || next_ == registered_.size()) return;
-      piece = next_++;
+      piece = order_[next_++];
     }
     const absl::Status status = Register(piece);
     MutexLock lock(&mu_);

@@ -59,6 +59,28 @@ TEST_F(ImageRegistrationTest, RefusalOfOnePieceReachesWhoeverWaits) {
   EXPECT_EQ(FakeCudaDriver().cuMemHostUnregister(taken), CUDA_SUCCESS);
 }
 
+TEST_F(ImageRegistrationTest, PartsBeginSideBySide) {
+  ASSERT_TRUE(context_->MakeCurrent().ok());
+  const absl::Span<std::byte> two_parts = image().first(2 * kPiece);
+  // Half a piece at a time: 0, 2, then 1, which is refused.
+  std::byte* const taken = mapping_.data() + kPiece / 2;
+  ASSERT_EQ(FakeCudaDriver().cuMemHostRegister(taken, kPiece / 2, CU_MEMHOSTREGISTER_READ_ONLY),
+            CUDA_SUCCESS);
+  {
+    ImageRegistration registration(context_, two_parts, kPiece / 2, /*threads=*/1, /*parts=*/2);
+    EXPECT_FALSE(registration.Await(kPiece / 2).ok());
+    EXPECT_EQ(FakeCuda::Registered(), 3u);
+  }
+  EXPECT_EQ(FakeCudaDriver().cuMemHostUnregister(taken), CUDA_SUCCESS);
+  for (const int parts : {2, 3}) {
+    ImageRegistration registration(context_, image(), kPiece, 2, parts);
+    for (size_t offset = 0; offset < kSize; offset += kPiece) {
+      EXPECT_TRUE(registration.Await(offset).ok());
+    }
+    EXPECT_EQ(FakeCuda::Registered(), 4u);
+  }
+}
+
 TEST_F(ImageRegistrationTest, EndingEarlyLeavesNothingRegistered) {
   for (int i = 0; i < 50; ++i) {
     { ImageRegistration registration(context_, image(), kPiece, 2); }
