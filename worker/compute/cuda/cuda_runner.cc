@@ -381,6 +381,7 @@ absl::Status CudaRunner::AwaitOnStream(int stage) {
   if (gate_ == nullptr) return absl::OkStatus();
   void* event = nullptr;
   absl::Status status = gate_->StageEvents(stage, absl::MakeSpan(&event, 1));
+  refused_ = !status.ok();
   if (!status.ok() || event == nullptr) return status;
   return CudaStatus(cudaStreamWaitEvent(stream_, static_cast<cudaEvent_t>(event), 0),
                     "wait for the parameters");

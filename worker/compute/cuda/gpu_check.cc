@@ -78,6 +78,19 @@ struct Difference {
   double mean() const { return sum / static_cast<double>(std::max<int64_t>(count, 1)); }
 };
 
+// Refuses one question.
+class RefusingGate : public ParameterGate {
+ public:
+  absl::Status AwaitStage(int) override {
+    return --until_refusal_ == 0 ? absl::UnavailableError("refused") : absl::OkStatus();
+  }
+  // The `question`-th from now, from 1; 0: none.
+  void RefuseAt(int question) { until_refusal_ = question; }
+
+ private:
+  int until_refusal_ = 0;
+};
+
 class Check {
  public:
   Check(GpuModel& model, const Json& reference)
@@ -117,6 +130,7 @@ class Check {
     add("replay", Replay());
     add("pipelined", Pipelined());
     add("padding", Padding());
+    add("refusals", Refusals());
     add("sampling", Sampling());
     if (one != nullptr) add("one_gpu", AgainstOneGpu(*one));
     if (wide != nullptr) add("kv_rounding", AgainstWideKv(*wide));
@@ -359,6 +373,41 @@ class Check {
     OkOrDie(model_.FillNullBlock(0xff));
     const auto poisoned = Generate(*runner, 5, generated_, false, true);
     return {{"ok", expected == poisoned && padded > 0}, {"padding_rows", padded}};
+  }
+
+  // Steps whose parameters do not come, at whichever stage, can be submitted again: prompts and
+  // decodes then give the same tokens.
+  Json Refusals() {
+    RefusingGate gate;
+    const auto runner = ValueOrDie(model_.NewRunner(&gate));
+    const SamplingRequest greedy = Greedy();
+    int64_t refused = 0, expected_refusals = 0;
+    const auto generate = [&](int question) {
+      CloseAll();
+      const auto blocks = Open(32);
+      std::vector<TokenId> tokens(tokens_.begin(), tokens_.begin() + 24);
+      for (size_t first = 0; tokens.size() < 28; first = tokens.size() - 1) {
+        StepPlan plan;
+        plan.chunks.push_back({absl::MakeConstSpan(tokens).subspan(first),
+                               static_cast<int32_t>(first), blocks, &greedy});
+        if (question > 0) {
+          gate.RefuseAt(question);
+          OkOrDie(runner->Submit(plan));
+          refused += absl::IsUnavailable(runner->Wait().status());
+          ++expected_refusals;
+        }
+        gate.RefuseAt(0);
+        tokens.push_back(Step(*runner, plan)[0].token);
+      }
+      return tokens;
+    };
+    const auto expected = generate(0);
+    const int stages = model_.config().num_layers + 2;
+    int64_t differ = 0;
+    for (const int question : {1, 2, stages / 2, stages}) differ += generate(question) != expected;
+    return {{"ok", differ == 0 && refused == expected_refusals},
+            {"refused", refused},
+            {"differ", differ}};
   }
 
   // The tokens and log-probabilities that worker/core/sampling.h gives for the same logits.

@@ -170,16 +170,16 @@ std::vector<int> GpuModel::devices() const {
   return devices;
 }
 
-absl::StatusOr<std::unique_ptr<GpuRunner>> GpuModel::NewRunner() const {
+absl::StatusOr<std::unique_ptr<GpuRunner>> GpuModel::NewRunner(ParameterGate* gate) const {
   if (ranks() == 1) {
-    auto runner = CudaRunner::Create(config_, layout_, memory_.front(), nullptr, options_);
+    auto runner = CudaRunner::Create(config_, layout_, memory_.front(), gate, options_);
     if (!runner.ok()) return runner.status();
     CudaRunner* const first = runner->get();
     return std::make_unique<GpuRunner>(*std::move(runner), first);
   }
   GpuCollectivesOptions collectives = collectives_;
   collectives.devices = devices();
-  auto made = MakeRankedRunner(rank_config_, layout_, memory_, nullptr, options_, collectives);
+  auto made = MakeRankedRunner(rank_config_, layout_, memory_, gate, options_, collectives);
   if (!made.ok()) return made.status();
   return std::make_unique<GpuRunner>(std::move(made->runner), made->first);
 }

@@ -61,7 +61,8 @@ class GpuModel {
 
   // How the collectives of the next NewRunner go; the devices are the model's own.
   void SetCollectives(const GpuCollectivesOptions& options) { collectives_ = options; }
-  absl::StatusOr<std::unique_ptr<GpuRunner>> NewRunner() const;
+  // `gate` may be null; otherwise it outlives the runner.
+  absl::StatusOr<std::unique_ptr<GpuRunner>> NewRunner(ParameterGate* gate = nullptr) const;
 
   const ModelConfig& config() const { return config_; }
   int32_t ranks() const { return layout_.ranks; }

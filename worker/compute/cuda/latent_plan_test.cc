@@ -41,7 +41,7 @@ class LatentPlanTest : public ::testing::Test {
   void Check() {
     EXPECT_LE(grid_.teams * grid_.team_blocks, machine_.multiprocessors);
     std::map<int32_t, std::set<std::pair<int32_t, int32_t>>> ranges;  // of tokens, by number
-    std::map<int32_t, std::set<int32_t>> partials;                    // rows, by number
+    std::map<int32_t, std::vector<int32_t>> partials;                 // rows, by number
     std::set<int32_t> whole, partial_rows;
     ASSERT_EQ(At(layout_.team_pieces, 0), 0);
     const int32_t used = At(layout_.team_pieces, grid_.teams);
@@ -68,7 +68,7 @@ class LatentPlanTest : public ::testing::Test {
         } else {
           EXPECT_TRUE(partial_rows.insert(partial + n).second);
           EXPECT_LT(partial + n, LatentPartialRows(machine_.multiprocessors));
-          partials[number].insert(partial + n);
+          partials[number].push_back(partial + n);
         }
       }
     }
@@ -94,20 +94,21 @@ class LatentPlanTest : public ::testing::Test {
   }
 
   void CheckMerges(const std::set<int32_t>& whole,
-                   const std::map<int32_t, std::set<int32_t>>& partials) const {
-    std::map<int32_t, std::set<int32_t>> merged;
+                   std::map<int32_t, std::vector<int32_t>> partials) const {
+    std::map<int32_t, std::vector<int32_t>> merged;
     for (int32_t b = 0; b < machine_.multiprocessors; ++b) {
       const int32_t first = At(layout_.merge_begin, b);
       for (int32_t i = 0; first + i < At(layout_.merge_end, b); ++i) {
-        std::set<int32_t>& from = merged[first + i];
+        std::vector<int32_t>& from = merged[first + i];
         EXPECT_TRUE(from.empty());
         EXPECT_FALSE(whole.contains(first + i));
         for (int32_t row = At(layout_.merge_partial_begin, b) + i;
              row < At(layout_.merge_partial_end, b); row += At(layout_.merge_stride, b)) {
-          from.insert(row);
+          from.push_back(row);
         }
       }
     }
+    for (auto& [number, rows] : partials) std::sort(rows.begin(), rows.end());
     EXPECT_EQ(merged, partials);
   }
 
