@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/clock.h"
 #include "common/file.h"
+#include "common/file_lock.h"
 #include "common/log.h"
 #include "worker/compute/cpu/cpu_runner.h"
 #include "worker/compute/cpu/host_block_copier.h"
@@ -114,6 +115,8 @@ absl::Status WorkerProcess::Attach(std::function<void(const absl::Status&)> on_f
     return CheckImage(manifest, rank_model_, FormatOf(config_));
   };
   if (config_.device == WorkerConfig::Device::kCuda) {
+    const auto turn = AwaitTurn();
+    if (!turn.ok()) return turn.status();
     auto backend = OpenCudaMemory(config_.gpus);
     if (!backend.ok()) return backend.status();
     backend_ = *std::move(backend);
@@ -134,6 +137,13 @@ absl::Status WorkerProcess::Attach(std::function<void(const absl::Status&)> on_f
   // So that parameters come while the runner is made; the engine would ask for them afterwards.
   memory_->RequestActivation(ActivationReason::kEager);
   return absl::OkStatus();
+}
+
+absl::StatusOr<std::optional<FileLock>> WorkerProcess::AwaitTurn() const {
+  if (config_.gemm_cache_file.empty()) return std::nullopt;
+  absl::StatusOr<FileLock> lock = FileLock::Acquire(config_.gemm_cache_file + ".lock");
+  if (!lock.ok()) return lock.status();
+  return *std::move(lock);
 }
 
 absl::Status WorkerProcess::LookAtGpus() {
@@ -226,6 +236,8 @@ absl::Status WorkerProcess::MakeGpuCompute(const ImageLayout& layout,
   options.max_step_tokens = config_.max_step_tokens;
   options.max_sequences = config_.max_batch_sequences;
   options.gemm_cache_file = config_.gemm_cache_file;
+  const auto turn = AwaitTurn();
+  if (!turn.ok()) return turn.status();
   std::vector<Bytes> before;
   for (int rank = 0; rank < memory_->ranks(); ++rank) {
     before.push_back(backend_->DeviceMemoryUse(rank).value_or(Bytes(0)));

@@ -8,12 +8,14 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "common/file_lock.h"
 #include "common/metrics.h"
 #include "common/text/tokenizer.h"
 #include "worker/core/block_copier.h"
@@ -52,6 +54,10 @@ class WorkerProcess {
 
   absl::Status LoadModel();
   absl::Status Attach(std::function<void(const absl::Status&)> on_fatal);
+  // Held while this process takes memory of GPUs beside slabs, so that it can measure how much, and
+  // while it reads and replaces the file of algorithms, by which workers of a machine know each
+  // other.
+  absl::StatusOr<std::optional<FileLock>> AwaitTurn() const;
   // Measures what has to be known of the GPUs before they are used.
   absl::Status LookAtGpus();
   absl::Status MakeCompute(int32_t block_tokens);

@@ -1,18 +1,11 @@
 #include "worker/compute/cuda/cuda_compute.h"
 
-#include <fcntl.h>
-#include <sys/file.h>
-
-#include <cerrno>
-#include <filesystem>
-#include <system_error>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "common/cuda/context.h"
 #include "common/cuda/driver.h"
-#include "common/fd.h"
 #include "worker/compute/cuda/cuda_block_copier.h"
 #include "worker/compute/cuda/cuda_rank_runners.h"
 #include "worker/compute/cuda/cuda_runner.h"
@@ -32,20 +25,6 @@ absl::Status CheckWorkspace(const ModelConfig& model, const ModelMemory& memory,
       " MiB: set `workspace: ", mebibytes,
       " MiB` or more for the tenant at the broker, or lower engine.max_step_tokens or "
       "engine.max_batch_sequences"));
-}
-
-// Held while a process reads, extends and replaces the file, so that no choice is lost.
-absl::StatusOr<UniqueFd> LockCache(const std::string& file) {
-  const std::filesystem::path folder = std::filesystem::path(file).parent_path();
-  std::error_code error;
-  if (!folder.empty()) std::filesystem::create_directories(folder, error);
-  const std::string lock = file + ".lock";
-  UniqueFd fd(open(lock.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644));
-  int result = -1;
-  while (fd.valid() && (result = flock(fd.get(), LOCK_EX)) != 0 && errno == EINTR) {
-  }
-  if (result == 0) return fd;
-  return ErrnoStatus(absl::StrCat("cannot lock ", lock, " (engine.gemm_cache_file)"));
 }
 
 absl::StatusOr<std::unique_ptr<CudaBlockCopier>> MakeCopier(absl::Span<const ModelMemory> memory,
@@ -86,12 +65,6 @@ absl::StatusOr<CudaCompute> MakeCudaCompute(const ModelConfig& model, const Imag
   }
   absl::StatusOr<std::unique_ptr<CudaBlockCopier>> copier = MakeCopier(memory, options);
   if (!copier.ok()) return copier.status();
-  UniqueFd lock;
-  if (!options.gemm_cache_file.empty()) {
-    absl::StatusOr<UniqueFd> locked = LockCache(options.gemm_cache_file);
-    if (!locked.ok()) return locked.status();
-    lock = *std::move(locked);
-  }
   if (ranks > 1) {
     cuda::GpuCollectivesOptions collectives;
     collectives.devices = options.gpus;

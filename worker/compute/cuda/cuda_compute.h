@@ -24,8 +24,8 @@ struct CudaComputeOptions {
   // The largest step, as the scheduler makes them.
   int32_t max_step_tokens = 0;
   int32_t max_sequences = 0;
-  // Matrix products' algorithms, measured once for all processes that name the same file; one
-  // process measures at a time. Made if it is missing, its folder too.
+  // Matrix products' algorithms, measured once for all processes that name the same file. Made if
+  // it is missing. One process at a time may read, extend and replace it: the caller sees to that.
   std::string gemm_cache_file;
 };
 
