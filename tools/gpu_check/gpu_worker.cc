@@ -87,6 +87,11 @@ class GpuWorker {
     auto client = GrpcMemoryClient::Connect(std::move(options));
     if (!client.ok()) return client.status();
     client_ = *std::move(client);
+    absl::Status allocated =
+        (*driver)->Check((*driver)->cuMemHostAlloc(reinterpret_cast<void**>(&words_), SlabSize(),
+                                                   CU_MEMHOSTALLOC_PORTABLE),
+                         "allocating host memory to read into");
+    if (!allocated.ok()) return allocated;
     client_->SetWakeup([this] {
       MutexLock lock(&mu_);
       woken_ = true;
@@ -164,14 +169,24 @@ class GpuWorker {
     return "";
   }
 
-  absl::StatusOr<std::vector<uint32_t>> Get(CUdeviceptr at, size_t bytes) {
-    std::vector<uint32_t> words(bytes / 4);
+  // One slab's words; they stay until the next call.
+  absl::StatusOr<absl::Span<const uint32_t>> Get(CUdeviceptr at) {
     const CudaDriver& driver = memory_->context(rank_)->driver();
     absl::Status status =
-        driver.Check(driver.cuMemcpyDtoHAsync(words.data(), at, bytes, stream().get()), "reading");
+        driver.Check(driver.cuMemcpyDtoHAsync(words_, at, SlabSize(), stream().get()), "reading");
     if (status.ok()) status = stream().Synchronize();
     if (!status.ok()) return status;
-    return words;
+    return absl::MakeConstSpan(words_, SlabSize() / sizeof(uint32_t));
+  }
+
+  // "yes", or where a slab has another word.
+  absl::StatusOr<std::string> AllAre(CUdeviceptr slab, uint32_t value) {
+    const auto words = Get(slab);
+    if (!words.ok()) return words.status();
+    const auto other =
+        std::find_if(words->begin(), words->end(), [value](uint32_t w) { return w != value; });
+    if (other == words->end()) return "yes";
+    return absl::StrCat("word ", other - words->begin(), " is ", *other);
   }
 
   absl::StatusOr<std::string> Fill(uint32_t value) {
@@ -185,12 +200,9 @@ class GpuWorker {
 
   absl::StatusOr<std::string> Holds(uint32_t value) {
     for (const RegionIndex index : kv_) {
-      const auto words = Get(At(index), SlabSize());
-      if (!words.ok()) return words.status();
-      for (size_t i = 0; i < words->size(); ++i) {
-        if ((*words)[i] == value) continue;
-        return absl::StrCat("place ", index.ToString(), " word ", i, " is ", (*words)[i]);
-      }
+      const auto answer = AllAre(At(index), value);
+      if (!answer.ok()) return answer;
+      if (*answer != "yes") return absl::StrCat("place ", index.ToString(), ": ", *answer);
     }
     return "yes";
   }
@@ -200,7 +212,7 @@ class GpuWorker {
     const auto at = reinterpret_cast<CUdeviceptr>(client_->parameters(rank_));
     const int slabs = manifest.slab_checksums_size() / client_->ranks();
     for (int i = 0; i < slabs; ++i) {
-      const auto words = Get(at + static_cast<size_t>(i) * SlabSize(), SlabSize());
+      const auto words = Get(at + static_cast<size_t>(i) * SlabSize());
       if (!words.ok()) return words.status();
       const absl::Span<const std::byte> bytes(reinterpret_cast<const std::byte*>(words->data()),
                                               SlabSize());
@@ -215,16 +227,17 @@ class GpuWorker {
     const auto at = reinterpret_cast<CUdeviceptr>(client_->workspace(rank_));
     const auto bytes = static_cast<size_t>(client_->workspace_bytes().count());
     if (auto set = Set(at, bytes, 0xabcdef); !set.ok()) return set;
-    const auto words = Get(at, bytes);
-    if (!words.ok()) return words.status();
-    return std::all_of(words->begin(), words->end(), [](uint32_t w) { return w == 0xabcdef; })
-               ? "yes"
-               : "no";
+    for (size_t slab = 0; slab < bytes; slab += SlabSize()) {
+      const auto answer = AllAre(at + slab, 0xabcdef);
+      if (!answer.ok() || *answer != "yes") return answer;
+    }
+    return "yes";
   }
 
   std::unique_ptr<CudaMemory> memory_;
   int rank_ = 0;
   std::vector<CudaStream> streams_;
+  uint32_t* words_ = nullptr;  // pinned; room for a slab
   std::unique_ptr<GrpcMemoryClient> client_;
   std::vector<RegionIndex> kv_;
   bool reattached_ = false;

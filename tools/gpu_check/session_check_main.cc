@@ -277,13 +277,13 @@ class SessionCheck {
   std::unique_ptr<WorkerProcess> alpha_, beta_;
 };
 
-int Run() {
+// On so many GPUs; 0: on one, and as stripes on two where there are two.
+int Run(int only) {
   CheckReport report;
   // Reading memory through nvidia-smi.
   const int gpus = static_cast<int>(std::min<size_t>(UsedMebibytes().size(), 2));
   if (gpus == 0) report.Verify("nvidia-smi", false, "nvidia-smi gives no memory.used");
-  // On one GPU, and as stripes on two where there are two.
-  for (int count = 1; count <= gpus; ++count) {
+  for (int count = only > 0 ? only : 1; count <= (only > 0 ? only : gpus); ++count) {
     for (const bool trusted : {true, false}) SessionCheck(report, trusted, count).Run();
   }
   return report.exit_status();
@@ -294,5 +294,7 @@ int Run() {
 
 int main(int argc, char** argv) {
   if (argc == 2 && std::string(argv[1]) == "--worker") palimpsest::RunGpuWorker();
-  return palimpsest::Run();
+  int only = 0;
+  if (argc == 3 && std::string(argv[1]) == "--gpus") (void)absl::SimpleAtoi(argv[2], &only);
+  return palimpsest::Run(only);
 }

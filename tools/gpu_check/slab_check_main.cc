@@ -96,9 +96,9 @@ class SlabCheck {
 
   // Everything that was created is free again.
   void Accounting(const std::function<void()>& work) {
-    const Bytes before = context_->Memory()->free;
+    const Bytes before = Free();
     work();
-    const Bytes after = context_->Memory()->free;
+    const Bytes after = Free();
     report_.Verify("slabs.nothing_leaked", after >= before - MiB(4),
                    absl::StrCat("free before ", before.ToString(), ", after ", after.ToString()));
   }
@@ -206,6 +206,14 @@ class SlabCheck {
   }
 
  private:
+  // Whatever GPU was the last to be worked with.
+  Bytes Free() {
+    absl::Status status = context_->MakeCurrent();
+    const absl::StatusOr<CudaContext::MemoryInfo> memory = context_->Memory();
+    status.Update(memory.status());
+    return report_.Expect("slabs.free_memory", status) ? memory->free : Bytes(0);
+  }
+
   void Fill(CUdeviceptr at, Bytes size, unsigned value) {
     auto stream = CudaStream::Create(context_);
     (void)driver_.cuMemsetD32Async(at, value, static_cast<size_t>(size.count()) / 4, stream->get());
