@@ -9,6 +9,31 @@
 
 namespace palimpsest::cuda::internal {
 
+// The kernel's producers fill shared memory with cp.async. Tensor cores read it through another
+// proxy and may miss such writes unless a fence stands between, which FlashInfer 0.7.4 leaves out.
+template <int kStages>
+class FencedPipeline : public cutlass::PipelineAsync<kStages> {
+ public:
+  using Base = cutlass::PipelineAsync<kStages>;
+  using Base::Base;
+
+  CUTLASS_DEVICE void consumer_wait(typename Base::PipelineState state,
+                                    cutlass::ConsumerToken token) {
+    Base::consumer_wait(state, token);
+    cutlass::arch::fence_view_async_shared();
+  }
+};
+
+// FlashInfer's tiles for these head dimensions.
+template <int kHeadDim, typename T>
+struct FencedTraits
+    : flashinfer::AttentionKernelTraits</*USE_TMA_LOAD_KV=*/false, kHeadDim, kHeadDim,
+                                        /*CTA_Q=*/kHeadDim == 64 ? 192 : 128, /*CTA_KV=*/96,
+                                        /*NUM_STAGES=*/2, T, T, T, int32_t,
+                                        flashinfer::StandardAttention> {
+  using MainloopPipeline = FencedPipeline<2>;
+};
+
 template <int kHeadDim>
 AttentionError PlanFa3(const PrefillShape& shape, const PrefillBuffers& buffers, PrefillPlan& plan,
                        cudaStream_t stream) {
@@ -67,10 +92,9 @@ AttentionError RunFa3(const PrefillPlan& plan, const PrefillShape& shape, const 
     params.batch_indices = ints(info.batch_indices_offset);
     params.kv_indices = kv.indices;
     params.additional_params.sm_scale = queries.scale;
-    return flashinfer::BatchPrefillWithPagedKVCacheDispatched<
-        kHeadDim, kHeadDim, flashinfer::MaskMode::kCausal, /*LEFT_SLIDING_WINDOW=*/false,
-        /*SAME_SCHEDULE_FOR_ALL_HEADS=*/false, flashinfer::StandardAttention>(
-        params, /*enable_pdl=*/false, stream);
+    return flashinfer::BatchPrefillWithPagedKVCacheKernelTraitsDispatched<
+        FencedTraits<kHeadDim, T>, /*LEFT_SLIDING_WINDOW=*/false, /*CAUSAL=*/true,
+        /*SAME_SCHEDULE_FOR_ALL_HEADS=*/false, Params>(params, stream);
   });
 }
 
