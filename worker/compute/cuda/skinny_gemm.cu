@@ -2,38 +2,23 @@
 
 #include "worker/compute/cuda/skinny_gemm.h"
 #include "worker/compute/cuda/skinny_gemm_kernel.cuh"
+#include "worker/compute/cuda/tensor_map.h"
 
 namespace palimpsest {
 namespace {
 
 using namespace skinny;  // NOLINT(google-build-using-namespace): this file is its host side
 
-// The fastest of those tried on an H200. The number of warps must agree, for a row of y to have the
-// same bits with both.
+// The fastest of those tried on an H200. The number of warps and of sums must agree, for a row of y
+// to have the same bits with both, up to kSkinnyGemmSameTokens.
 using UpTo8 = Shape</*tiles=*/2, /*chunk=*/512, /*stages=*/5, /*warps=*/8, /*token_tiles=*/1>;
-using UpTo16 = Shape</*tiles=*/2, /*chunk=*/256, /*stages=*/3, /*warps=*/8, /*token_tiles=*/2>;
-static_assert(UpTo8::kWarps == UpTo16::kWarps && UpTo16::kTokens == kSkinnyGemmMaxTokens);
-
-// A tensor of bf16, sizes and box from the innermost dimension on, byte_strides from the second.
-cudaError_t EncodeTensor(CUtensorMap* map, const void* data, int rank, CUtensorMapSwizzle swizzle,
-                         const uint64_t* sizes, const uint64_t* byte_strides, const uint32_t* box) {
-  static const auto encode = [] {
-    void* function = nullptr;
-    cudaDriverEntryPointQueryResult found;
-    const cudaError_t error = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function,
-                                                               12000, cudaEnableDefault, &found);
-    return error == cudaSuccess && found == cudaDriverEntryPointSuccess
-               ? reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(function)
-               : nullptr;
-  }();
-  if (encode == nullptr) return cudaErrorNotSupported;
-  const uint32_t steps[] = {1, 1, 1, 1};
-  const CUresult result =
-      encode(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, rank, const_cast<void*>(data), sizes,
-             byte_strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
-             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
-}
+using UpTo16 = Shape<2, 256, 7, 8, 2>;
+static_assert(UpTo8::kWarps == UpTo16::kWarps && UpTo16::kTokens == kSkinnyGemmSameTokens);
+// More tokens leave no room for two sums. Where a block has three tiles, it takes them at a time:
+// it reads the tokens once.
+using UpTo32 = Shape<2, 256, 5, 8, 4, /*sums=*/1>;
+using UpTo32Wide = Shape<3, 256, 4, 8, 4, /*sums=*/1>;
+static_assert(UpTo32::kTokens == kSkinnyGemmMaxTokens);
 
 Tiling TilingOf(int n, int k, bool gated, int multiprocessors) {
   const int rows = gated ? kTileRows / 2 : kTileRows;
@@ -113,8 +98,11 @@ bool IsValid(const SkinnyGemm& gemm) {
 }  // namespace
 
 cudaError_t PrepareSkinnyGemm() {
-  const cudaError_t error = Prepare<UpTo8>();
-  return error != cudaSuccess ? error : Prepare<UpTo16>();
+  for (const cudaError_t error :
+       {Prepare<UpTo8>(), Prepare<UpTo16>(), Prepare<UpTo32>(), Prepare<UpTo32Wide>()}) {
+    if (error != cudaSuccess) return error;
+  }
+  return cudaSuccess;
 }
 
 cudaError_t LaunchSkinnyGemm(const SkinnyGemm& gemm, cudaStream_t stream) {
@@ -125,8 +113,12 @@ cudaError_t LaunchSkinnyGemm(const SkinnyGemm& gemm, cudaStream_t stream) {
   if (error != cudaSuccess) return error;
   error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
   if (error != cudaSuccess) return error;
-  return gemm.m <= UpTo8::kTokens ? Launch<UpTo8>(gemm, multiprocessors, stream)
-                                  : Launch<UpTo16>(gemm, multiprocessors, stream);
+  if (gemm.m <= UpTo8::kTokens) return Launch<UpTo8>(gemm, multiprocessors, stream);
+  if (gemm.m <= UpTo16::kTokens) return Launch<UpTo16>(gemm, multiprocessors, stream);
+  const Tiling tiling = TilingOf(gemm.n, gemm.k, IsGated(gemm), multiprocessors);
+  return tiling.tiles <= UpTo32::kTiles * multiprocessors
+             ? Launch<UpTo32>(gemm, multiprocessors, stream)
+             : Launch<UpTo32Wide>(gemm, multiprocessors, stream);
 }
 
 }  // namespace palimpsest

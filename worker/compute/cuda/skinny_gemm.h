@@ -7,8 +7,9 @@
 // until the launched work has run. Any thread may launch; a launch does not block or allocate and
 // may be captured in a CUDA graph. Needs compute capability 9.0.
 //
-// Determinism: no atomics. The order of every sum depends on k alone, so a token's row of y has the
-// same bits in every run, for every m and in every place of the batch.
+// Determinism: no atomics. The order of every sum depends on k, and on whether there are more than
+// kSkinnyGemmSameTokens tokens: apart from that a token's row of y has the same bits in every run,
+// for every m and in every place of the batch.
 //
 // Overlap: with `programmatic`, blocks start as soon as the kernel before in the stream lets them
 // and an SM has room (a block needs up to 215 KiB of shared memory), fill their pipelines with
@@ -25,7 +26,9 @@
 
 namespace palimpsest {
 
-inline constexpr int kSkinnyGemmMaxTokens = 16;
+inline constexpr int kSkinnyGemmMaxTokens = 32;
+// Up to this many, and above it, the number of tokens does not matter to the bits of a row.
+inline constexpr int kSkinnyGemmSameTokens = 16;
 
 enum class SkinnyActivation : int32_t {
   kNone,

@@ -26,7 +26,7 @@ namespace palimpsest::bench {
 namespace {
 
 constexpr int kMaxM = kSkinnyGemmMaxTokens;
-constexpr int kTokenCounts[] = {1, 2, 4, 8, 16};
+constexpr int kTokenCounts[] = {1, 8, 16, 24, 32};
 
 struct Model {
   const char* name;

@@ -22,13 +22,15 @@ inline constexpr int kTileRows = 16;
 inline constexpr int kStep = 32;  // columns of K between two fragment loads
 inline constexpr int kBlockColumns = 64;
 
-template <int tiles, int chunk, int stages, int warps, int token_tiles>
+// `sums`: accumulators of each output in a thread, 1 or 2.
+template <int tiles, int chunk, int stages, int warps, int token_tiles, int sums = 2>
 struct Shape {
   static constexpr int kTiles = tiles;
   static constexpr int kChunk = chunk;
   static constexpr int kStages = stages;
   static constexpr int kWarps = warps;
   static constexpr int kTokenTiles = token_tiles;
+  static constexpr int kSums = sums;
 
   static constexpr int kRows = kTiles * kTileRows;
   static constexpr int kTokens = kTokenTiles * 8;
@@ -53,6 +55,7 @@ struct Shape {
   static constexpr int kSquaresOffset = kSumsOffset + kWarps * kTokens * kSumPitch * 4;
   static constexpr int kBarrierOffset = kSquaresOffset + kWarps * kTokens * 4;
   static constexpr int kSharedBytes = kBarrierOffset + kStages * 2 * 8;
+  static constexpr int kBlocksPerMultiprocessor = kSharedBytes <= 113 * 1024 ? 2 : 1;
 
   // Outputs of a group that one consumer thread finishes.
   static constexpr int kOutputs = (kTokens * kRows + kConsumers - 1) / kConsumers;
@@ -215,7 +218,7 @@ class Consumer {
       Clear();
       for (; !cursor.done() && cursor.tile == tile; cursor.Next()) {
         ptx::BarrierWait(ring_.full(), ring_.parity);
-        Accumulate();
+        Accumulate(tiles);
         ring_.Next();
       }
       PublishSums();
@@ -258,7 +261,10 @@ class Consumer {
 #pragma unroll
       for (int j = 0; j < S::kTokenTiles; ++j) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) even_[t][j][i] = odd_[t][j][i] = 0;
+        for (int i = 0; i < 4; ++i) {
+#pragma unroll
+          for (int s = 0; s < S::kSums; ++s) sum_[s][t][j][i] = 0;
+        }
       }
     }
 #pragma unroll
@@ -267,7 +273,7 @@ class Consumer {
 
   // Adds the products of the warp's steps of the chunk, and frees the stage as soon as all of it is
   // in registers. What lies beyond K is zero.
-  __device__ void Accumulate() {
+  __device__ void Accumulate(int tiles) {
     const bool normed = gemm_.norm_weight != nullptr;
     uint32_t b[S::kStepsPerWarp][S::kTokenTiles][4];
     uint32_t norm[S::kStepsPerWarp][4];
@@ -283,6 +289,7 @@ class Consumer {
       if (normed) LoadNorm(norm[i], ring_.norm() + step * (kStep * 2) + (lane_ & 3) * 4);
 #pragma unroll
       for (int t = 0; t < S::kTiles; ++t) {
+        if (S::kTiles > 2 && t >= tiles) break;
         ptx::LoadMatrix4(a[i][t][0], weights + t * S::kTileBytes);
         ptx::LoadMatrix4(a[i][t][1], (weights ^ 32) + t * S::kTileBytes);
       }
@@ -294,10 +301,11 @@ class Consumer {
       if (normed) ApplyNorm(norm[i], b[i]);
 #pragma unroll
       for (int t = 0; t < S::kTiles; ++t) {
+        if (S::kTiles > 2 && t >= tiles) break;
 #pragma unroll
         for (int j = 0; j < S::kTokenTiles; ++j) {
-          ptx::MultiplyAccumulate(even_[t][j], a[i][t][0], b[i][j][0], b[i][j][1]);
-          ptx::MultiplyAccumulate(odd_[t][j], a[i][t][1], b[i][j][2], b[i][j][3]);
+          ptx::MultiplyAccumulate(sum_[0][t][j], a[i][t][0], b[i][j][0], b[i][j][1]);
+          ptx::MultiplyAccumulate(sum_[S::kSums - 1][t][j], a[i][t][1], b[i][j][2], b[i][j][3]);
         }
       }
     }
@@ -333,16 +341,20 @@ class Consumer {
 #pragma unroll
       for (int t = 0; t < S::kTiles; ++t) {
         float* at = sums + j * 8 * S::kSumPitch + t * kTileRows;
-        at[0] = even_[t][j][0] + odd_[t][j][0];
-        at[S::kSumPitch] = even_[t][j][1] + odd_[t][j][1];
-        at[8] = even_[t][j][2] + odd_[t][j][2];
-        at[S::kSumPitch + 8] = even_[t][j][3] + odd_[t][j][3];
+        at[0] = Sum(t, j, 0);
+        at[S::kSumPitch] = Sum(t, j, 1);
+        at[8] = Sum(t, j, 2);
+        at[S::kSumPitch + 8] = Sum(t, j, 3);
       }
       float square = square_[j];
       square += __shfl_xor_sync(0xffffffff, square, 1);
       square += __shfl_xor_sync(0xffffffff, square, 2);
       if ((lane_ & 3) == 0) squares_[warp_ * S::kTokens + j * 8 + row] = square;
     }
+  }
+
+  __device__ float Sum(int t, int j, int i) const {
+    return S::kSums == 1 ? sum_[0][t][j][i] : sum_[0][t][j][i] + sum_[S::kSums - 1][t][j][i];
   }
 
   // Reads what is added to the outputs early, so that its latency passes behind the products.
@@ -413,15 +425,14 @@ class Consumer {
   uint32_t block_pitch_;
   uint32_t token_lane_;
 
-  float even_[S::kTiles][S::kTokenTiles][4];
-  float odd_[S::kTiles][S::kTokenTiles][4];
+  float sum_[S::kSums][S::kTiles][S::kTokenTiles][4];
   float square_[S::kTokenTiles];
   float bias_[S::kOutputs];
   float residual_[S::kOutputs];
 };
 
 template <class S>
-__global__ void __launch_bounds__(S::kThreads, 2)
+__global__ void __launch_bounds__(S::kThreads, S::kBlocksPerMultiprocessor)
     SkinnyGemmKernel(const __grid_constant__ Params params) {
   extern __shared__ __align__(1024) char shared[];
   ptx::LaunchDependents();
