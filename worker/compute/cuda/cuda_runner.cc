@@ -7,6 +7,7 @@
 #include "common/cuda/status.h"
 #include "worker/compute/cuda/attention.h"
 #include "worker/compute/cuda/decode_plan.h"
+#include "worker/compute/cuda/fused_decode.h"
 #include "worker/compute/cuda/latent_attention.h"
 #include "worker/compute/cuda/latent_plan.h"
 #include "worker/compute/cuda/sampler.h"
@@ -130,6 +131,13 @@ void ChooseDecodeKernels(const ModelConfig& config, PackerOptions& packer) {
       has(DecodeKernel::kMasked) && (!plain || packer.windowless_tokens < config.max_position);
 }
 
+bool CanFuseDecode(const ModelConfig& config, const CudaRunnerOptions& options) {
+  return options.fused_decode && !config.latent.has_value() && config.attention_softcap == 0 &&
+         config.kv_dtype == KvDtype::kBf16 &&
+         HasFusedDecode(config.head_dim, config.num_heads / config.num_kv_heads,
+                        options.block_tokens, options.max_sequences);
+}
+
 PackerOptions MakePackerOptions(const ModelConfig& config, Bytes kv_block_bytes,
                                 const CudaRunnerOptions& options) {
   PackerOptions packer;
@@ -170,6 +178,8 @@ ForwardOptions MakeForwardOptions(const ModelConfig& config, const PackerOptions
     forward.latent_partial_rows = LatentPartialRows(packer.multiprocessors);
   }
   forward.null_block = packer.null_block;
+  forward.fused_decode = packer.fused_decode;
+  forward.multiprocessors = packer.multiprocessors;
   forward.decode_rows = DecodeLadder(options.max_sequences);
   forward.gemm_cache_file = options.gemm_cache_file;
   forward.overlap_launches = options.overlap_launches;
@@ -262,6 +272,12 @@ absl::Status CudaRunner::Prepare(const ImageLayout& layout, const ModelMemory& m
   if (!status.ok()) return status;
   packer_options_ = MakePackerOptions(config_, memory.kv_block_bytes, options_);
   packer_options_.multiprocessors = properties.multiProcessorCount;
+  // Kernels for sm_90a run on that architecture alone.
+  const bool hopper = properties.major == 9 && properties.minor == 0;
+  if (hopper && CanFuseDecode(config_, options_)) {
+    packer_options_.fused_decode = packer_options_.cuda_cores = true;
+    packer_options_.tensor_cores = false;
+  }
   const int64_t block = memory.kv_block_bytes.count();
   const int64_t null_block = (memory.workspace - memory.kv + block - 1) / block;
   packer_options_.null_block = static_cast<int32_t>(null_block);
@@ -273,8 +289,6 @@ absl::Status CudaRunner::Prepare(const ImageLayout& layout, const ModelMemory& m
   status.Update(CudaStatus(cudaMemsetAsync(memory.kv + null_block * block, 0, block, stream_),
                            "clear the null block"));
   if (!status.ok()) return status;
-  // Kernels for sm_90a run on that architecture alone.
-  const bool hopper = properties.major == 9 && properties.minor == 0;
   auto forward =
       Forward::Create(config_, layout, memory, usable, *packer_, TilesOf(packer_options_),
                       MakeForwardOptions(config_, packer_options_, options_, hopper), stream_);
@@ -334,7 +348,8 @@ absl::Status CudaRunner::Capture() {
     graphs_.push_back({.rows = rows, .executables = {}});
     for (const DecodeKernel kernel : forward_->decode_kernels()) {
       for (const bool split : {false, true}) {
-        if (split && packer_options_.latent_heads > 0) continue;
+        const bool cuts_itself = packer_options_.fused_decode && kernel == DecodeKernel::kCudaCores;
+        if (split && (cuts_itself || packer_options_.latent_heads > 0)) continue;
         auto executable = CaptureOne(rows, kernel, split);
         if (!executable.ok()) return executable.status();
         graphs_.back().executables[static_cast<size_t>(kernel)][split] = *executable;

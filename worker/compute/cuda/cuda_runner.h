@@ -58,8 +58,10 @@ struct CudaRunnerOptions {
   int32_t tensor_core_tokens = 16384;
   // One step in so many is timed on the GPU, for StepResult::times; 0: none.
   int32_t timing_interval = 32;
-  // Steps of up to this many rows use fused products, which Hopper has; up to 16.
-  int32_t max_fused_rows = 16;
+  // Whether decodes run in the kernel of fused_decode.h where it can.
+  bool fused_decode = true;
+  // Steps of up to this many rows use fused products, which Hopper has; up to 32.
+  int32_t max_fused_rows = 32;
   // Of a rank of a tensor-parallel model, whose config is then RankConfig's; outlives the runner.
   Collective* collective = nullptr;
 };

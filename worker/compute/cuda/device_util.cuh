@@ -14,22 +14,32 @@ namespace palimpsest::cuda {
 // See SetLaunchOverlap in kernels.h.
 inline std::atomic<bool> launch_overlap = true;
 
-// The kernel may start while the one before it drains; it calls AwaitPrevious before it touches
-// anything that kernel wrote.
+// As LaunchOverlapped, with clusters of `cluster` blocks.
 template <typename... Parameters, typename... Arguments>
-cudaError_t LaunchOverlapped(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared,
-                             cudaStream_t stream, Arguments... arguments) {
-  cudaLaunchAttribute attribute = {};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
+cudaError_t LaunchClusters(void (*kernel)(Parameters...), unsigned cluster, dim3 grid, dim3 block,
+                           size_t shared, cudaStream_t stream, Arguments... arguments) {
+  cudaLaunchAttribute attributes[2] = {};
+  attributes[0].id = cudaLaunchAttributeClusterDimension;
+  attributes[0].val.clusterDim.x = cluster;
+  attributes[0].val.clusterDim.y = attributes[0].val.clusterDim.z = 1;
+  attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[1].val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config = {};
   config.gridDim = grid;
   config.blockDim = block;
   config.dynamicSmemBytes = shared;
   config.stream = stream;
-  config.attrs = &attribute;
-  config.numAttrs = launch_overlap ? 1 : 0;
+  config.attrs = cluster > 1 ? attributes : attributes + 1;
+  config.numAttrs = (cluster > 1 ? 1 : 0) + (launch_overlap ? 1 : 0);
   return cudaLaunchKernelEx(&config, kernel, arguments...);
+}
+
+// The kernel may start while the one before it drains; it calls AwaitPrevious before it touches
+// anything that kernel wrote.
+template <typename... Parameters, typename... Arguments>
+cudaError_t LaunchOverlapped(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared,
+                             cudaStream_t stream, Arguments... arguments) {
+  return LaunchClusters(kernel, 1, grid, block, shared, stream, arguments...);
 }
 
 __device__ inline void AwaitPrevious() {

@@ -37,7 +37,7 @@ absl::StatusOr<std::unique_ptr<Forward>> Forward::Create(
     if (!latent.ok()) return latent.status();
     forward->latent_attention_ = *std::move(latent);
   }
-  status = forward->attention_.UploadConstants(stream);
+  status = forward->attention_.Prepare(stream);
   if (status.ok()) status = forward->WarmUp(packer, stream);
   if (!status.ok()) return status;
   return forward;

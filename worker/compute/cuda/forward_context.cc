@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/cuda/status.h"
+#include "worker/compute/cuda/fused_decode.h"
 #include "worker/compute/cuda/sampler.h"
 
 namespace palimpsest::cuda {
@@ -75,10 +76,13 @@ ForwardPlaces ForwardPlaces::For(const ModelConfig& config, const ForwardOptions
   p.frequencies = place(static_cast<size_t>(config.rotary_dim() / 2) * 4);
   p.counting = place((samples + 1) * 4);
   p.zeros = place(static_cast<size_t>(tiles) * 4);
+  p.arrivals = place(samples * static_cast<size_t>(config.num_kv_heads) * 4);
   p.results = place(ResultLayout::For(options.max_sequences).bytes);
   const auto partial_rows = static_cast<size_t>(options.latent_partial_rows);
   p.partial_output = place(latent ? partial_rows * rank * 2 : tiles * attention * 2);
   p.partial_lse = place(latent ? partial_rows * 4 : tiles * heads * 4);
+  p.fused_partials =
+      place(latent ? 0 : FusedDecodePartialBytes(config.head_dim, options.multiprocessors));
   p.prefill_ints = place(latent ? 0 : kPrefillIntBytes);
   p.prefill_floats = place(latent ? 0 : kPrefillFloatBytes);
   p.gemm = place(kGemmWorkspaceBytes);

@@ -34,6 +34,9 @@ struct ForwardOptions {
   std::string gemm_cache_file;
   // Kernels for decodes that are loaded.
   std::vector<DecodeKernel> decode_kernels;
+  // DecodeKernel::kCudaCores stands for the kernel of fused_decode.h; needs `hopper`.
+  bool fused_decode = false;
+  int32_t multiprocessors = 0;
   // With latent attention: LatentPartialRows of the GPU.
   int64_t latent_partial_rows = 0;
   // Steps of up to this many rows use the fused products of skinny_gemm.h; needs `hopper`.
@@ -56,9 +59,9 @@ struct ResultLayout {
 
 // Where everything lies in the workspace, as offsets from its first usable byte.
 struct ForwardPlaces {
-  size_t staging, input_tokens, rotations, frequencies, counting, zeros, residual, normalized, wide,
-      compact, sampled_hidden, logits, logit_parts, results, partial_output, partial_lse,
-      prefill_ints, prefill_floats, gemm, branch, end;
+  size_t staging, input_tokens, rotations, frequencies, counting, zeros, arrivals, residual,
+      normalized, wide, compact, sampled_hidden, logits, logit_parts, results, partial_output,
+      partial_lse, fused_partials, prefill_ints, prefill_floats, gemm, branch, end;
   // Inside `wide`: attention's output behind qkv, the activation's behind gate and up. With latent
   // attention what is between: queries, unless they are in qkv, and queries in the latents' space.
   size_t queries, absorbed, attention, activated;

@@ -209,7 +209,8 @@ struct Flags {
   int32_t layers = 0;
   int32_t steps = 256;
   int32_t context = 128;
-  int32_t fused_rows = 16;
+  int32_t fused_rows = 32;
+  bool fused_decode = true;
   int32_t tensor_core_tokens = 16384;
   int32_t ranks = 1;
   std::string kv_dtype = "bf16";
@@ -328,6 +329,7 @@ int Main(int argc, char** argv) {
   app.add_flag("--graphs,!--no-graphs", flags.graphs, "replay decode steps as graphs");
   app.add_option("--fused-rows", flags.fused_rows,
                  "steps of up to this many rows use fused products");
+  app.add_flag("--fused-decode,!--no-fused-decode", flags.fused_decode, "see CudaRunnerOptions");
   app.add_option("--tensor-core-tokens", flags.tensor_core_tokens, "see CudaRunnerOptions");
   app.add_option("--tp", flags.ranks, "GPUs that the model is shared among");
   app.add_option("--kv-dtype", flags.kv_dtype, "bf16 or fp8_e4m3");
@@ -347,6 +349,7 @@ int Main(int argc, char** argv) {
   options.graphs = flags.graphs && flags.profile.empty();
   options.gemm_cache_file = flags.cache;
   options.max_fused_rows = flags.fused_rows;
+  options.fused_decode = flags.fused_decode;
   options.tensor_core_tokens = flags.tensor_core_tokens;
   const auto model = ValueOrDie(
       GpuModel::Create(config, KvTokens(flags, options.block_tokens), options, flags.ranks));

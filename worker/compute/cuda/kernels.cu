@@ -12,6 +12,7 @@ namespace {
 constexpr int kVector = 8;
 constexpr int kMaxThreads = 1024;
 constexpr int kNormVectors = 4;  // of each thread, at most
+constexpr int kSiluVectors = 2;  // of each thread
 
 int ThreadsFor(int vectors) { return std::clamp((vectors + 31) / 32 * 32, 32, kMaxThreads); }
 
@@ -39,6 +40,12 @@ __global__ void RmsNormKernel(RmsNormArgs args) {
   __shared__ float sums[32];
   const int vectors = args.size / kVector;
   const auto* weight = static_cast<const Vector8*>(args.weight);
+  Vector8 weights_held[kNormVectors];
+#pragma unroll
+  for (int i = 0; i < kNormVectors; ++i) {
+    const int at = threadIdx.x + i * blockDim.x;
+    if (at < vectors) weights_held[i] = weight[at];
+  }
   AwaitPrevious();
   LetNextLaunch();
   const int64_t row = args.row_indexes == nullptr ? blockIdx.x : args.row_indexes[blockIdx.x];
@@ -69,7 +76,7 @@ __global__ void RmsNormKernel(RmsNormArgs args) {
     if (at >= vectors) break;
     float values[8], weights[8];
     held[i].Unpack(values);
-    weight[at].Unpack(weights);
+    weights_held[i].Unpack(weights);
 #pragma unroll
     for (int j = 0; j < 8; ++j) values[j] *= scale * weights[j];
     output[at] = Vector8::Pack(values);
@@ -160,10 +167,11 @@ __global__ void RopeAppendKernel(RopeAppendArgs args) {
       high[j] = high[j] * r.x + low[j] * r.y;
       low[j] = rotated_low;
     }
-    if (head < args.heads) {
+    if (head < args.heads || args.keep_keys) {
       from[0] = Vector8::Pack(low);
       from[per_head] = Vector8::Pack(high);
-    } else {
+    }
+    if (head >= args.heads) {
       Kv* const to = keys + (head - args.heads) * 2 * per_head + part;
       to[0] = Kv::Pack(low);
       to[per_head] = Kv::Pack(high);
@@ -175,14 +183,27 @@ __global__ void SiluMultiplyKernel(const Vector8* input, Vector8* output, int ve
   AwaitPrevious();
   LetNextLaunch();
   const int64_t row = blockIdx.y;
-  const int at = blockIdx.x * blockDim.x + threadIdx.x;
-  if (at >= vectors) return;
-  float gate[8], up[8];
-  input[row * 2 * vectors + at].Unpack(gate);
-  input[row * 2 * vectors + vectors + at].Unpack(up);
+  const Vector8* const from = input + row * 2 * vectors;
+  const int first = blockIdx.x * kSiluVectors * blockDim.x + threadIdx.x;
+  Vector8 gates[kSiluVectors], ups[kSiluVectors];
 #pragma unroll
-  for (int j = 0; j < 8; ++j) gate[j] = gate[j] / (1.0f + __expf(-gate[j])) * up[j];
-  output[row * vectors + at] = Vector8::Pack(gate);
+  for (int i = 0; i < kSiluVectors; ++i) {
+    const int at = first + i * blockDim.x;
+    if (at >= vectors) break;
+    gates[i] = from[at];
+    ups[i] = from[vectors + at];
+  }
+#pragma unroll
+  for (int i = 0; i < kSiluVectors; ++i) {
+    const int at = first + i * blockDim.x;
+    if (at >= vectors) break;
+    float gate[8], up[8];
+    gates[i].Unpack(gate);
+    ups[i].Unpack(up);
+#pragma unroll
+    for (int j = 0; j < 8; ++j) gate[j] = gate[j] / (1.0f + __expf(-gate[j])) * up[j];
+    output[row * vectors + at] = Vector8::Pack(gate);
+  }
 }
 
 __global__ void GatherRowsKernel(const Vector8* input, const int32_t* rows, Vector8* output,
@@ -248,10 +269,11 @@ cudaError_t RopeAppend(const RopeAppendArgs& args, cudaStream_t stream) {
 cudaError_t SiluMultiply(const void* input, void* output, int32_t rows, int32_t size,
                          cudaStream_t stream) {
   const int vectors = size / kVector;
-  const int threads = std::min(ThreadsFor(vectors), 256);
-  return LaunchOverlapped(SiluMultiplyKernel, dim3((vectors + threads - 1) / threads, rows),
-                          threads, 0, stream, static_cast<const Vector8*>(input),
-                          static_cast<Vector8*>(output), vectors);
+  const int threads = std::min(ThreadsFor((vectors + kSiluVectors - 1) / kSiluVectors), 256);
+  const int each = threads * kSiluVectors;
+  return LaunchOverlapped(SiluMultiplyKernel, dim3((vectors + each - 1) / each, rows), threads, 0,
+                          stream, static_cast<const Vector8*>(input), static_cast<Vector8*>(output),
+                          vectors);
 }
 
 cudaError_t GatherRows(const void* input, const int32_t* rows, void* output, int32_t count,

@@ -61,6 +61,7 @@ struct RopeAppendArgs {
   const void* key_norm = nullptr;
   float norm_epsilon = 0;
   float norm_offset = 0;
+  bool keep_keys = false;  // rotate keys in place as well
 };
 cudaError_t RopeAppend(const RopeAppendArgs& args, cudaStream_t stream);
 

@@ -8,8 +8,27 @@
 #include "common/cuda/status.h"
 #include "worker/compute/cpu/rope.h"
 #include "worker/compute/cuda/kernels.h"
+#include "worker/compute/cuda/whole_prefill.h"
 
 namespace palimpsest::cuda {
+
+absl::Status LayerAttention::Prepare(cudaStream_t stream) {
+  if (context_.options.fused_decode) {
+    cache_.kv = context_.memory.kv;
+    cache_.block_bytes = context_.memory.kv_block_bytes.count();
+    cache_.blocks = context_.options.null_block + 1;
+    cache_.layers = context_.config.num_layers;
+    cache_.heads = context_.config.num_heads;
+    cache_.kv_heads = context_.config.num_kv_heads;
+    cache_.head_dim = context_.config.head_dim;
+    cache_.block_tokens = context_.options.block_tokens;
+    absl::Status status =
+        CudaStatus(PrepareFusedDecode(cache_, context_.options.max_sequences, &cache_map_),
+                   "prepare the decode attention");
+    if (!status.ok()) return status;
+  }
+  return UploadConstants(stream);
+}
 
 absl::Status LayerAttention::UploadConstants(cudaStream_t stream) {
   const ForwardPlaces& places = context_.places;
@@ -27,7 +46,7 @@ absl::Status LayerAttention::UploadConstants(cudaStream_t stream) {
                            "copy row numbers"));
   status.Update(CudaStatus(
       cudaMemsetAsync(context_.At<void>(places.zeros), 0, places.results - places.zeros, stream),
-      "clear tile numbers"));
+      "clear tile numbers and arrivals"));
   status.Update(CudaStatus(cudaStreamSynchronize(stream), "copy the constants"));
   return status;
 }
@@ -62,13 +81,17 @@ absl::Status LayerAttention::Plan(const PackedStep& step, const PrefillShape& pr
   // queries in eight bits for keys in eight bits.
   const bool hopper = context_.options.hopper && config.attention_softcap == 0 &&
                       config.head_dim <= 128 && config.kv_dtype == KvDtype::kBf16;
+  whole_prefill_ = wanted[false] && hopper && IsWholePrefill(prefill);
   for (const bool windowed : {false, true}) {
     if (!wanted[windowed]) continue;
     PrefillShape shape = prefill;
     shape.window = windowed ? window : 0;
+    const PrefillBuffers buffers = BuffersOfPrefill(pinned, windowed);
+    PrefillPlan& plan = prefill_plans_[windowed];
     absl::Status status =
-        AttentionStatus(PlanPrefill(shape, hopper && !windowed, BuffersOfPrefill(pinned, windowed),
-                                    prefill_plans_[windowed], stream),
+        AttentionStatus(!windowed && whole_prefill_
+                            ? PlanWholePrefill(shape, buffers, plan, stream)
+                            : PlanPrefill(shape, hopper && !windowed, buffers, plan, stream),
                         "plan of the prefill attention");
     if (!status.ok()) return status;
   }
@@ -112,7 +135,33 @@ absl::Status LayerAttention::RotateAndStore(int32_t layer, const PagedKv& kv,
     args.norm_epsilon = context_.config.rms_norm_eps;
     args.norm_offset = context_.config.norm_weight_offset;
   }
+  args.keep_keys = step.counts.prefills > 0 && whole_prefill_;
   return CudaStatus(RopeAppend(args, stream), "rotate and store");
+}
+
+absl::Status LayerAttention::DecodeFused(int32_t layer, bool append, const Queries& queries,
+                                         const PackedStep& step, cudaStream_t stream) {
+  const StagingLayout& at = step.layout;
+  const ForwardPlaces& places = context_.places;
+  FusedDecode decode;
+  decode.cache = &cache_;
+  decode.map = &cache_map_;
+  decode.layer = layer;
+  decode.sequences = step.counts.decodes;
+  decode.max_sequences = context_.options.max_sequences;
+  decode.multiprocessors = context_.options.multiprocessors;
+  decode.qkv = queries.query;
+  if (append) decode.rotations = context_.At<float2>(places.rotations);
+  decode.kv_slots = context_.Staged<int64_t>(at.kv_slots);
+  decode.indices = context_.Staged<int32_t>(at.ints);
+  decode.indptr = context_.Staged<int32_t>(at.decode_blocks);
+  decode.last_block_len = context_.Staged<int32_t>(at.decode_last);
+  decode.output = queries.output;
+  decode.scale = queries.scale;
+  decode.partials = context_.At<void>(places.fused_partials);
+  decode.arrivals = context_.At<int32_t>(places.arrivals);
+  decode.overlap = context_.options.overlap_launches;
+  return CudaStatus(LaunchFusedDecode(decode, stream), "decode attention");
 }
 
 absl::Status LayerAttention::Decode(int32_t layer, PagedKv kv, const Queries& queries,
@@ -153,6 +202,11 @@ absl::Status LayerAttention::Prefill(int32_t layer, PagedKv kv, Queries queries,
   const int64_t decodes = step.counts.decodes;
   queries.query = static_cast<uint16_t*>(queries.query) + decodes * context_.qkv_size();
   queries.output = static_cast<uint16_t*>(queries.output) + decodes * context_.attention_size();
+  if (!windowed && whole_prefill_) {
+    return AttentionStatus(RunWholePrefill(prefill_plans_[windowed], shape, queries,
+                                           BuffersOfPrefill(nullptr, windowed), stream),
+                           "prefill attention");
+  }
   return AttentionStatus(RunPrefill(prefill_plans_[windowed], shape, queries, kv,
                                     context_.Staged<int32_t>(step.layout.prefill_rows),
                                     BuffersOfPrefill(nullptr, windowed), stream),
@@ -161,8 +215,6 @@ absl::Status LayerAttention::Prefill(int32_t layer, PagedKv kv, Queries queries,
 
 absl::Status LayerAttention::Run(int32_t layer, const PackedStep& step, const PrefillShape& prefill,
                                  cudaStream_t stream) {
-  const PagedKv kv = KvOf(layer, step);
-  absl::Status status = RotateAndStore(layer, kv, step, stream);
   Queries queries;
   queries.query = context_.At<void>(context_.places.wide);
   queries.query_stride = context_.qkv_size();
@@ -170,7 +222,16 @@ absl::Status LayerAttention::Run(int32_t layer, const PackedStep& step, const Pr
   queries.heads = context_.config.num_heads;
   queries.scale = context_.config.AttentionScale();
   queries.soft_cap = context_.config.attention_softcap;
-  if (status.ok() && step.counts.decodes > 0) status = Decode(layer, kv, queries, step, stream);
+  const bool fused = FusedDecodes(step);
+  if (fused && step.counts.prefills == 0 && !context_.config.qk_norm) {
+    return DecodeFused(layer, true, queries, step, stream);
+  }
+  const PagedKv kv = KvOf(layer, step);
+  absl::Status status = RotateAndStore(layer, kv, step, stream);
+  if (status.ok() && step.counts.decodes > 0) {
+    status = fused ? DecodeFused(layer, false, queries, step, stream)
+                   : Decode(layer, kv, queries, step, stream);
+  }
   if (status.ok() && step.counts.prefills > 0) {
     status = Prefill(layer, kv, queries, step, prefill, stream);
   }

@@ -13,6 +13,7 @@
 #include "absl/status/status.h"
 #include "worker/compute/cuda/attention.h"
 #include "worker/compute/cuda/forward_context.h"
+#include "worker/compute/cuda/fused_decode.h"
 #include "worker/compute/cuda/step_packer.h"
 
 namespace palimpsest::cuda {
@@ -22,8 +23,9 @@ class LayerAttention {
   // `context` must outlive the object.
   explicit LayerAttention(const ForwardContext& context) : context_(context) {}
 
-  // Copies what does not change from step to step into the workspace; blocks.
-  absl::Status UploadConstants(cudaStream_t stream);
+  // Before the first step: prepares kernels and copies what does not change from step to step into
+  // the workspace; blocks.
+  absl::Status Prepare(cudaStream_t stream);
 
   // Once before the layers of a step with prefills. `pinned` is the step's own buffer of
   // kPrefillIntBytes.
@@ -35,9 +37,16 @@ class LayerAttention {
                    cudaStream_t stream);
 
  private:
+  absl::Status UploadConstants(cudaStream_t stream);
   PagedKv KvOf(int32_t layer, const PackedStep& step) const;
   absl::Status RotateAndStore(int32_t layer, const PagedKv& kv, const PackedStep& step,
                               cudaStream_t stream);
+  bool FusedDecodes(const PackedStep& step) const {
+    return context_.options.fused_decode && step.kernel == DecodeKernel::kCudaCores;
+  }
+  // Rotates and stores too if `append`.
+  absl::Status DecodeFused(int32_t layer, bool append, const Queries& queries,
+                           const PackedStep& step, cudaStream_t stream);
   absl::Status Decode(int32_t layer, PagedKv kv, const Queries& queries, const PackedStep& step,
                       cudaStream_t stream);
   absl::Status Prefill(int32_t layer, PagedKv kv, Queries queries, const PackedStep& step,
@@ -49,6 +58,10 @@ class LayerAttention {
   const ForwardContext& context_;
   // For layers that see everything, and for those with a window.
   PrefillPlan prefill_plans_[2];
+  // Of the step that was planned: layers that see everything read keys and values from its rows.
+  bool whole_prefill_ = false;
+  KvCacheShape cache_;
+  KvCacheMap cache_map_;
 };
 
 }  // namespace palimpsest::cuda

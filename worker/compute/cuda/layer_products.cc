@@ -12,6 +12,10 @@
 namespace palimpsest::cuda {
 namespace {
 
+// The fused products read all tokens once for every few outputs. With more outputs and rows than
+// these the cache could not deliver them as fast as memory delivers weights: cuBLASLt is faster.
+constexpr int32_t kWideOutputs = 8192;
+constexpr int32_t kMaxFusedRowsOfWide = 16;
 // Above the decode sizes.
 constexpr int32_t kPrefillRows[] = {384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192};
 
@@ -64,6 +68,11 @@ absl::StatusOr<std::unique_ptr<LayerProducts>> LayerProducts::Create(const Forwa
   return products;
 }
 
+int32_t LayerProducts::FusedRows(int32_t outputs) const {
+  const int32_t most = context_.options.max_fused_rows;
+  return outputs > kWideOutputs ? std::min(most, kMaxFusedRowsOfWide) : most;
+}
+
 absl::Status LayerProducts::MakeProducts(cudaStream_t stream) {
   const ForwardPlaces& places = context_.places;
   GemmLibrary::Options options;
@@ -76,9 +85,6 @@ absl::Status LayerProducts::MakeProducts(cudaStream_t stream) {
   auto library = GemmLibrary::Load(options);
   if (!library.ok()) return library.status();
   library_ = *std::move(library);
-  const int32_t fused_rows = context_.options.max_fused_rows;
-  const std::vector<int32_t> steps = RowSteps(context_.options, fused_rows);
-  const std::vector<int32_t> decode_steps = DecodeSteps(context_.options, fused_rows);
   const ModelConfig& c = context_.config;
   const int32_t up_rows = (c.gated() ? 2 : 1) * c.intermediate_size;
   // Branches that are normed join the residual stream later.
@@ -87,18 +93,22 @@ absl::Status LayerProducts::MakeProducts(cudaStream_t stream) {
   const struct {
     std::unique_ptr<Gemm>& product;
     GemmShape shape;
-    const std::vector<int32_t>& steps;
   } wanted[] = {
-      {qkv_, {context_.qkv_size(), c.hidden_size, c.qkv_bias, false, false}, steps},
-      {q_up_, {c.num_heads * c.head_dim, query_rank, false, false, false}, steps},
-      {o_, {c.hidden_size, context_.attention_size(), c.o_bias, residual, false}, steps},
-      {gate_up_, {up_rows, c.hidden_size, c.mlp_bias, false, false}, steps},
-      {down_, {c.hidden_size, c.intermediate_size, c.mlp_bias, residual, false}, steps},
-      {head_, {c.head_rows(), c.hidden_size, false, false, true}, decode_steps},
+      {qkv_, {context_.qkv_size(), c.hidden_size, c.qkv_bias, false, false}},
+      {q_up_, {c.num_heads * c.head_dim, query_rank, false, false, false}},
+      {o_, {c.hidden_size, context_.attention_size(), c.o_bias, residual, false}},
+      {gate_up_, {up_rows, c.hidden_size, c.mlp_bias, false, false}},
+      {down_, {c.hidden_size, c.intermediate_size, c.mlp_bias, residual, false}},
+      {head_, {c.head_rows(), c.hidden_size, false, false, true}},
   };
-  for (const auto& [product, shape, row_steps] : wanted) {
+  for (const auto& [product, shape] : wanted) {
     if (shape.inputs == 0) continue;
-    auto made = Gemm::Create(*library_, shape, row_steps);
+    const int32_t fused_rows = FusedRows(shape.outputs);
+    // Logits are computed for sampled rows alone, of which there are not more than sequences.
+    const std::vector<int32_t> steps = &product == &head_
+                                           ? DecodeSteps(context_.options, fused_rows)
+                                           : RowSteps(context_.options, fused_rows);
+    auto made = Gemm::Create(*library_, shape, steps);
     if (!made.ok()) return made.status();
     product = *std::move(made);
   }
@@ -185,7 +195,7 @@ absl::Status LayerProducts::Qkv(const LayerPlacement& at, int32_t rows, cudaStre
   const ForwardPlaces& places = context_.places;
   const Norm norm = {at.attention_norm, at.attention_norm_bias};
   absl::Status status;
-  if (Fused(rows)) {
+  if (Fused(at.qkv, rows)) {
     status =
         MultiplyFused({}, &norm, at.qkv, at.qkv_bias, places.residual, places.wide, rows, stream);
   } else {
@@ -200,7 +210,7 @@ absl::Status LayerProducts::Qkv(const LayerPlacement& at, int32_t rows, cudaStre
 absl::Status LayerProducts::QueriesOfLatent(const LayerPlacement& at, int32_t rows,
                                             cudaStream_t stream) {
   const ForwardPlaces& places = context_.places;
-  if (Fused(rows)) {
+  if (Fused(at.q_up, rows)) {
     const Norm norm = {at.q_norm, {}};
     return MultiplyFused({.input_stride = context_.qkv_size()}, &norm, at.q_up, {}, places.wide,
                          places.queries, rows, stream);
@@ -230,7 +240,7 @@ absl::Status LayerProducts::MultiplyAndAdd(Gemm& product, const BranchEnd& end, 
   if (context_.options.collective != nullptr && rows >= 2 * kPieceRows) {
     return MultiplyInPieces(product, end, input, output, rows, stream);
   }
-  absl::Status status = Fused(rows)
+  absl::Status status = Fused(end.weights, rows)
                             ? MultiplyFused({.residual = !normed}, nullptr, end.weights, end.bias,
                                             input, output, rows, stream)
                             : Multiply(product, end.weights, end.bias, input, output, rows, stream);
@@ -301,7 +311,7 @@ absl::Status LayerProducts::Mlp(const LayerPlacement& at, const LayerPlacement* 
   const ForwardPlaces& places = context_.places;
   const Norm norm = {at.mlp_norm, at.mlp_norm_bias};
   absl::Status status;
-  if (Fused(rows.count)) {
+  if (Fused(at.gate_up, rows.count)) {
     status = MultiplyFused({.activation = true}, &norm, at.gate_up, at.gate_up_bias, rows.residual,
                            places.activated, rows.count, stream);
   } else {
@@ -325,7 +335,7 @@ absl::Status LayerProducts::OwnHead(size_t residual, const int32_t* indexes, int
   const ImageLayout& layout = context_.layout;
   const ForwardPlaces& places = context_.places;
   const Norm norm = {layout.final_norm, layout.final_norm_bias};
-  if (Fused(count) && indexes == nullptr) {
+  if (Fused(layout.lm_head, count) && indexes == nullptr) {
     return MultiplyFused({.float_output = true}, &norm, layout.lm_head, {}, residual,
                          own_logits(count), count, stream);
   }
@@ -353,7 +363,8 @@ absl::Status LayerProducts::AddRanks(size_t place, int32_t rows, const Norm* nex
   if (collective == nullptr) return absl::OkStatus();
   void* const data = context_.At<void>(place);
   const int32_t size = context_.config.hidden_size;
-  if (next == nullptr || Fused(rows) || !plain_norms() || !collective->JoinsNorm(rows, size)) {
+  if (next == nullptr || rows <= context_.options.max_fused_rows || !plain_norms() ||
+      !collective->JoinsNorm(rows, size)) {
     return collective->AllReduce(data, int64_t{rows} * size, stream);
   }
   SummedNorm norm;

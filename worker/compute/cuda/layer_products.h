@@ -85,7 +85,11 @@ class LayerProducts {
 
   absl::Status QueriesOfLatent(const LayerPlacement& at, int32_t rows, cudaStream_t stream);
 
-  bool Fused(int32_t rows) const { return rows <= context_.options.max_fused_rows; }
+  // Steps of up to so many rows take the fused form of a product.
+  int32_t FusedRows(int32_t outputs) const;
+  bool Fused(const MatrixPlacement& weights, int32_t rows) const {
+    return rows <= FusedRows(weights.rows);
+  }
   struct Fusion {
     int64_t input_stride = 0;  // 0: rows are adjacent
     bool activation = false;

@@ -1,4 +1,7 @@
+#include <cooperative_groups.h>
+
 #include <cfloat>
+#include <utility>
 
 #include "worker/compute/cuda/device_util.cuh"
 #include "worker/compute/cuda/sampler.h"
@@ -9,6 +12,9 @@ namespace {
 constexpr int kThreads = 1024;
 constexpr int kWarps = kThreads / 32;
 constexpr int kBins = 2048;
+// Blocks that look for the largest logit of a row, where rows are few; one cluster.
+constexpr int kParts = 8;
+constexpr int32_t kMaxSharedRows = 32;
 __device__ constexpr int kDigitShifts[] = {21, 10, 0};
 __device__ constexpr int kDigitBits[] = {11, 11, 10};
 // Weights are multiples of 2^-40; e^-27.7 is about one.
@@ -68,6 +74,7 @@ struct Shared {
   unsigned long long masses[kBins];
   uint64_t scan[kWarps];
   Best best[kWarps];
+  Best parts[kParts];
   uint64_t found_before;
   int32_t found;
 };
@@ -121,20 +128,23 @@ class Row {
 
   __device__ float Value(int32_t id) const { return Penalized(id, Raw(id)); }
 
-  // Calls visit(id, value) for this thread's share of the row, with several loads in flight.
-  template <typename Visit>
-  __device__ void ForEach(Visit visit) const {
+  // Calls visit(id, value) for this thread's share of one of `parts` parts of the row, with several
+  // loads in flight.
+  template <int parts = 1, typename Visit>
+  __device__ void ForEach(Visit visit, int part = 0) const {
     constexpr int kLoads = 8;
-    for (int32_t first = threadIdx.x; first < size_; first += kLoads * kThreads) {
+    constexpr int kLanes = parts * kThreads;
+    const int32_t begin = part * kThreads + static_cast<int32_t>(threadIdx.x);
+    for (int32_t first = begin; first < size_; first += kLoads * kLanes) {
       float raw[kLoads];
 #pragma unroll
       for (int i = 0; i < kLoads; ++i) {
-        const int32_t id = first + i * kThreads;
+        const int32_t id = first + i * kLanes;
         raw[i] = id < size_ ? logits_[id] : 0.0f;
       }
 #pragma unroll
       for (int i = 0; i < kLoads; ++i) {
-        const int32_t id = first + i * kThreads;
+        const int32_t id = first + i * kLanes;
         if (id < size_) visit(id, Penalized(id, Sanitized(raw[i])));
       }
     }
@@ -322,16 +332,18 @@ __device__ int32_t DrawToken(const Row& row, const Cut& cut, float min_weight, u
   return shared.found;
 }
 
-__device__ Best LargestValue(const Row& row, Shared& shared) {
+template <int parts = 1>
+__device__ Best LargestValue(const Row& row, Shared& shared, int part = 0) {
   Best best = {-INFINITY, row.size()};
-  row.ForEach([&](int32_t id, float value) {
-    if (value > best.value || best.id == row.size()) best = {value, id};
-  });
+  row.ForEach<parts>(
+      [&](int32_t id, float value) {
+        if (value > best.value || best.id == row.size()) best = {value, id};
+      },
+      part);
   return BlockBest(best, shared);
 }
 
-__device__ int32_t Choose(Row& row, const SamplingRow& request, Shared& shared) {
-  const Best best = LargestValue(row, shared);
+__device__ int32_t Choose(Row& row, const Best& best, const SamplingRow& request, Shared& shared) {
   if (request.temperature == 0 || best.value == -INFINITY) return best.id;
   row.SetScale(best.value, request.temperature);
   Cut cut;
@@ -348,9 +360,9 @@ __device__ int32_t Choose(Row& row, const SamplingRow& request, Shared& shared) 
   return DrawToken(row, cut, request.min_p, uniform, shared);
 }
 
-// Natural logarithms of the softmax of the raw logits.
-__device__ void ReportLogprobs(Row& row, const SampleArgs& args, int32_t token, int32_t wanted,
-                               Shared& shared) {
+// Natural logarithms of the softmax of the raw logits, as results of row `out`.
+__device__ void ReportLogprobs(Row& row, const SampleArgs& args, int32_t out, int32_t token,
+                               int32_t wanted, Shared& shared) {
   const Best best = LargestValue(row, shared);
   const bool none = best.value == -INFINITY;
   const float base = none ? 0.0f : best.value;
@@ -363,7 +375,6 @@ __device__ void ReportLogprobs(Row& row, const SampleArgs& args, int32_t token, 
   const auto logprob = [&](float value) {
     return static_cast<float>(static_cast<double>(none ? 0.0f : value) - base - log_sum);
   };
-  const int32_t out = blockIdx.x;
   if (threadIdx.x == 0) args.logprobs[out] = logprob(row.Raw(token));
   Best last = {INFINITY, -1};
   for (int32_t i = 0; i < min(min(wanted, kMaxTop), row.size()); ++i) {
@@ -379,13 +390,37 @@ __device__ void ReportLogprobs(Row& row, const SampleArgs& args, int32_t token, 
   }
 }
 
+// The largest value of the row, for the first block of its cluster; false for the others, which
+// are done then.
+__device__ bool ClusterBest(const Row& row, Shared& shared, Best* best) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  auto cluster = cooperative_groups::this_cluster();
+  const int part = static_cast<int>(cluster.block_rank());
+  auto started = cluster.barrier_arrive();
+  const Best of_part = LargestValue<kParts>(row, shared, part);
+  cluster.barrier_wait(std::move(started));
+  if (threadIdx.x == 0) *cluster.map_shared_rank(&shared.parts[part], 0) = of_part;
+  cluster.sync();
+  *best = shared.parts[0];
+  for (int i = 1; i < kParts; ++i) {
+    if (Better(shared.parts[i], *best)) *best = shared.parts[i];
+  }
+  return part == 0;
+#else
+  return false;
+#endif
+}
+
+// `shared_rows`: each row has a cluster of kParts blocks; else a block.
+template <bool shared_rows>
 __global__ void __launch_bounds__(kThreads) SampleKernel(SampleArgs args) {
   extern __shared__ __align__(16) unsigned char memory[];
   Shared& shared = *reinterpret_cast<Shared*>(memory);
   auto* penalized = reinterpret_cast<uint32_t*>(memory + sizeof(Shared));
+  const auto index = static_cast<int32_t>(shared_rows ? blockIdx.x / kParts : blockIdx.x);
   AwaitPrevious();
-  const SamplingRow request = args.requests[blockIdx.x];
-  const float* logits = args.logits + static_cast<int64_t>(blockIdx.x) * args.vocabulary;
+  const SamplingRow request = args.requests[index];
+  const float* logits = args.logits + static_cast<int64_t>(index) * args.vocabulary;
   if (request.repetition_penalty != 1.0f) {
     const int words = (args.vocabulary + 31) / 32;
     for (int i = threadIdx.x; i < words; i += kThreads) penalized[i] = 0;
@@ -399,11 +434,17 @@ __global__ void __launch_bounds__(kThreads) SampleKernel(SampleArgs args) {
     __syncthreads();
   }
   Row row(logits, args.vocabulary, request.repetition_penalty, penalized);
-  const int32_t token = Choose(row, request, shared);
-  if (threadIdx.x == 0) args.tokens[blockIdx.x] = token;
+  Best best;
+  if constexpr (shared_rows) {
+    if (!ClusterBest(row, shared, &best)) return;
+  } else {
+    best = LargestValue(row, shared);
+  }
+  const int32_t token = Choose(row, best, request, shared);
+  if (threadIdx.x == 0) args.tokens[index] = token;
   if (request.logprobs >= 0) {
     Row raw(logits, args.vocabulary, 1.0f, nullptr);
-    ReportLogprobs(raw, args, token, request.logprobs, shared);
+    ReportLogprobs(raw, args, index, token, request.logprobs, shared);
   }
 }
 
@@ -414,13 +455,21 @@ size_t SharedBytes(int32_t vocabulary) {
 }  // namespace
 
 cudaError_t PrepareSampler(int32_t vocabulary) {
-  return cudaFuncSetAttribute(SampleKernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                              static_cast<int>(SharedBytes(vocabulary)));
+  const auto bytes = static_cast<int>(SharedBytes(vocabulary));
+  const cudaError_t error =
+      cudaFuncSetAttribute(SampleKernel<false>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+  if (error != cudaSuccess) return error;
+  return cudaFuncSetAttribute(SampleKernel<true>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                              bytes);
 }
 
 cudaError_t SampleRows(const SampleArgs& args, cudaStream_t stream) {
-  return LaunchOverlapped(SampleKernel, args.rows, kThreads, SharedBytes(args.vocabulary), stream,
-                          args);
+  if (args.clusters && args.rows <= kMaxSharedRows) {
+    return LaunchClusters(SampleKernel<true>, kParts, args.rows * kParts, kThreads,
+                          SharedBytes(args.vocabulary), stream, args);
+  }
+  return LaunchOverlapped(SampleKernel<false>, args.rows, kThreads, SharedBytes(args.vocabulary),
+                          stream, args);
 }
 
 }  // namespace palimpsest::cuda

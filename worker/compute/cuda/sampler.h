@@ -26,6 +26,7 @@ struct SampleArgs {
   float* top_logprobs = nullptr;  // out: [rows, kMaxTop]
   int32_t rows = 0;
   int32_t vocabulary = 0;
+  bool clusters = false;  // the GPU has clusters of thread blocks
 };
 
 // Largest vocabulary that SampleRows takes.

@@ -182,7 +182,7 @@ void StepPacker::AddAttentionCounts(StepCounts& counts) const {
   if (options_.latent_heads > 0) {
     counts.latent_pieces = LatentPieces(MachineOf(options_), counts.rows, sequences);
     counts.latent_blocks = options_.multiprocessors;
-  } else if (counts.decodes > 0) {
+  } else if (counts.decodes > 0 && (!options_.fused_decode || options_.masked)) {
     counts.decode_tiles =
         MaxDecodeTiles(counts.decodes, options_.kv_heads, options_.multiprocessors);
   }
@@ -368,8 +368,9 @@ void StepPacker::Pack(const StepPlan& plan, absl::Span<const int32_t> previous_s
         latent_sequences_, step.latent_grid,
         LatentPlanLayout::For(step.counts.latent_pieces, step.counts.latent_blocks),
         writer.At<std::byte>(at.latent_plan));
-  } else if (step.counts.decodes > 0) {
+  } else if (step.counts.decode_tiles > 0) {
     PlanDecodeTiles(writer, step);
+    if (options_.fused_decode && step.kernel == DecodeKernel::kCudaCores) step.split = false;
   }
 
   int32_t slot = 0;

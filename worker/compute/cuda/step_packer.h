@@ -77,6 +77,8 @@ struct PackerOptions {
   bool tensor_cores = true;
   bool masked = false;
   int32_t tensor_core_tokens = 0;
+  // What kCudaCores stands for cuts its work itself and needs no tiles.
+  bool fused_decode = false;
   int32_t multiprocessors = 0;
   // Steps beyond these are refused.
   int32_t max_rows = 0;

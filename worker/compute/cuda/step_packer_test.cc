@@ -270,6 +270,25 @@ TEST_F(StepPackerTest, BrokenPlansAreRefused) {
   EXPECT_FALSE(packer_->Validate(StepPlan(), {}).ok());
 }
 
+TEST_F(StepPackerTest, FusedDecodesAreNotPlannedAsTiles) {
+  PackerOptions options = Options();
+  options.fused_decode = true;
+  Start(options);
+  const std::vector<TokenId> one = {5};
+  const std::vector<BlockId> blocks = Blocks(3, 10);
+  StepPlan plan;
+  plan.chunks.push_back({one, 150, blocks, nullptr});
+  plan.chunks.push_back({one, 0, blocks, nullptr});
+  const PackedStep& step = Pack(plan, {}, 4);
+  EXPECT_EQ(step.counts, packer_->CountsOfGraph(4));
+  EXPECT_EQ(step.counts.decode_tiles, 0);
+  EXPECT_FALSE(step.split);
+  // What the kernel cuts: the blocks of all rows, one after another from the first.
+  EXPECT_THAT(Read<int32_t>(step.layout.decode_blocks, 5), ElementsAre(0, 10, 11, 12, 13));
+  EXPECT_THAT(Read<int32_t>(step.layout.decode_last, 4), ElementsAre(7, 1, 1, 1));
+  EXPECT_THAT(Ints(9, 4), ElementsAre(12, 3, kNull, kNull));
+}
+
 TEST_F(StepPackerTest, TheLargestStepFits) {
   const std::vector<TokenId> some(8, 1);
   const std::vector<BlockId> a = Blocks(10, 13);
