@@ -291,7 +291,7 @@ void Node::WriteConfigs() {
     absl::StrAppend(
         &broker, absl::Substitute(
                      "  - name: $0\n    secret_file: secrets/$0\n"
-                     "    model: {path: model, max_sequence_tokens: $1}\n"
+                     "    model: {path: model, max_sequence_tokens: $1, kv_dtype: $8}\n"
                      "    priority: $2\n    pin: $3\n    floor: $4 MiB\n    quota: $5 MiB\n"
                      "    workspace: $6 MiB\n$7",
                      tenant.name, options_.max_sequence_tokens, tenant.priority,
@@ -300,7 +300,7 @@ void Node::WriteConfigs() {
                      2 * (tenant.quota_slabs == 0 ? pool_slabs() : tenant.quota_slabs + workspace),
                      2 * workspace,
                      // Beside the pool, which the tests count in slabs.
-                     workspace > 0 ? "    context: 0 MiB\n" : ""));
+                     workspace > 0 ? "    context: 0 MiB\n" : "", tenant.kv_dtype));
     std::string worker = absl::Substitute(
         "tenant: $0\nsecret_file: secrets/$0\n"
         "model: {name: tiny, path: model, max_sequence_tokens: $1}\n"

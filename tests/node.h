@@ -44,6 +44,7 @@ struct NodeTenant {
   // In slabs of 2 MiB; 0: best effort.
   int floor_slabs = 0;
   int quota_slabs = 0;  // 0: the pool
+  std::string kv_dtype = "bf16";
 };
 
 struct NodeOptions {

@@ -148,6 +148,20 @@ TEST_P(NodeTest, BothTenantsUnderPressureAtOnceKeepTheirTokens) {
   EXPECT_TRUE(node.StopAll().ok());
 }
 
+// On the host, where tokens are the same bit for bit; gpu_check judges a GPU's.
+TEST(KvInEightBitsTest, TenantsOfOneImageWithOtherKvKeepTheirTokens) {
+  NodeOptions options;
+  options.pool_slabs = kPool;
+  options.tenants = {{.name = "alpha", .floor_slabs = kFloor},
+                     {.name = "beta", .floor_slabs = kFloor, .kv_dtype = "fp8_e4m3"}};
+  Node node(options);
+  node.Start();
+  std::vector<Node::Request> requests = Pressure(6, 300);
+  for (int i = 0; i < 2; ++i) requests.push_back(Story("alpha", i, 300));
+  const std::vector<Generation> calm = OneByOne(node, requests);
+  ExpectSameTokens(node, requests, calm, AllAtOnce(node, requests));
+}
+
 TEST_P(NodeTest, WorkerKilledInMidStreamReturnsItsSlabsAndLeavesTheOtherTenantAlone) {
   Node node(TwoTenants());
   node.Start();
