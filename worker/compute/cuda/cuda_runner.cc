@@ -440,7 +440,7 @@ absl::Status CudaRunner::LaunchGraph(Flight& flight, const Graphs& graphs) {
   }
   ++stats_.graph_steps;
   stats_.padding_rows += graphs.rows - static_cast<int64_t>(flight.step.slots.size());
-  const cudaGraphExec_t executable =
+  cudaGraphExec_t executable =
       graphs.executables[static_cast<size_t>(flight.step.kernel)][flight.step.split];
   return CudaStatus(cudaGraphLaunch(executable, stream_), "launch a graph");
 }

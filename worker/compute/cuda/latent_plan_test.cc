@@ -108,7 +108,7 @@ class LatentPlanTest : public ::testing::Test {
         }
       }
     }
-    for (auto& [number, rows] : partials) std::sort(rows.begin(), rows.end());
+    for (auto& partial : partials) std::sort(partial.second.begin(), partial.second.end());
     EXPECT_EQ(merged, partials);
   }
 
