@@ -200,7 +200,7 @@ class GpuWorker {
 
   absl::StatusOr<std::string> Holds(uint32_t value) {
     for (const RegionIndex index : kv_) {
-      const auto answer = AllAre(At(index), value);
+      auto answer = AllAre(At(index), value);
       if (!answer.ok()) return answer;
       if (*answer != "yes") return absl::StrCat("place ", index.ToString(), ": ", *answer);
     }
@@ -228,7 +228,7 @@ class GpuWorker {
     const auto bytes = static_cast<size_t>(client_->workspace_bytes().count());
     if (auto set = Set(at, bytes, 0xabcdef); !set.ok()) return set;
     for (size_t slab = 0; slab < bytes; slab += SlabSize()) {
-      const auto answer = AllAre(at + slab, 0xabcdef);
+      auto answer = AllAre(at + slab, 0xabcdef);
       if (!answer.ok() || *answer != "yes") return answer;
     }
     return "yes";
