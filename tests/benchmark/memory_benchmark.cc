@@ -3,6 +3,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
@@ -55,7 +56,7 @@ using Samples = std::map<std::string, std::vector<double>>;
 
 double Quantile(std::vector<double> values, double q) {
   std::sort(values.begin(), values.end());
-  return values[static_cast<size_t>(q * static_cast<double>(values.size() - 1) + 0.5)];
+  return values[static_cast<size_t>(std::lround(q * static_cast<double>(values.size() - 1)))];
 }
 
 absl::Duration ProcessCpu() {

@@ -164,7 +164,7 @@ MemoryTenant::Spent MemoryTenant::spent() {
   };
 }
 
-absl::StatusOr<std::unique_ptr<MemoryNode>> MemoryNode::Start(Options options) {
+absl::StatusOr<std::unique_ptr<MemoryNode>> MemoryNode::Start(const Options& options) {
   std::unique_ptr<MemoryNode> node(new MemoryNode());
   std::string pattern = "/tmp/palimpsest_bench_XXXXXX";
   if (mkdtemp(pattern.data()) == nullptr) return ErrnoStatus("mkdtemp");

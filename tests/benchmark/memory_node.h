@@ -84,7 +84,7 @@ class MemoryNode {
   };
 
   // Does not wait for the broker.
-  static absl::StatusOr<std::unique_ptr<MemoryNode>> Start(Options options);
+  static absl::StatusOr<std::unique_ptr<MemoryNode>> Start(const Options& options);
   ~MemoryNode();
 
   // Of "alpha" and "gamma", which have the model, and "beta", which has a tiny one, so that its
