@@ -347,6 +347,7 @@ TEST_P(NodeTest, BrokerThatStoodStillBlamesNobodyForIt) {
   node.Await("both workers' return",
              [&] { return node.Tenant("alpha").attached() && node.Tenant("beta").attached(); });
   EXPECT_FALSE(node.worker("alpha")->handle().Exited());
+  node.AwaitReady();
   EXPECT_TRUE(node.Generate(Story("alpha", 0, 4)).status.ok());
   EXPECT_EQ(Node::SumOfStates(*node.BrokerStatus()), node.pool_slabs());
   EXPECT_TRUE(node.EverySlabExistsOnce());
