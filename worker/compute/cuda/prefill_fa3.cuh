@@ -1,38 +1,12 @@
-#include <flashinfer/attention/hopper/default_params.cuh>
-#include <flashinfer/attention/hopper/prefill_sm90.cuh>
-#include <flashinfer/attention/hopper/variants.cuh>
-#include <flashinfer/attention/mask.cuh>
-#include <flashinfer/attention/scheduler.cuh>
-#include <flashinfer/cutlass_utils.cuh>
-
 #include "worker/compute/cuda/attention_unit.cuh"
+#include "worker/compute/cuda/fa3_traits.cuh"
 
 namespace palimpsest::cuda::internal {
 
-// The kernel's producers fill shared memory with cp.async. Tensor cores read it through another
-// proxy and may miss such writes unless a fence stands between, which FlashInfer 0.7.4 leaves out.
-template <int kStages>
-class FencedPipeline : public cutlass::PipelineAsync<kStages> {
- public:
-  using Base = cutlass::PipelineAsync<kStages>;
-  using Base::Base;
-
-  CUTLASS_DEVICE void consumer_wait(typename Base::PipelineState state,
-                                    cutlass::ConsumerToken token) {
-    Base::consumer_wait(state, token);
-    cutlass::arch::fence_view_async_shared();
-  }
-};
-
 // FlashInfer's tiles for these head dimensions.
 template <int kHeadDim, typename T>
-struct FencedTraits
-    : flashinfer::AttentionKernelTraits</*USE_TMA_LOAD_KV=*/false, kHeadDim, kHeadDim,
-                                        /*CTA_Q=*/kHeadDim == 64 ? 192 : 128, /*CTA_KV=*/96,
-                                        /*NUM_STAGES=*/2, T, T, T, int32_t,
-                                        flashinfer::StandardAttention> {
-  using MainloopPipeline = FencedPipeline<2>;
-};
+using Fa3Traits = OrderedTraits</*kTma=*/false, kHeadDim, /*kRows=*/kHeadDim == 64 ? 192 : 128,
+                                /*kKeys=*/96, T>;
 
 template <int kHeadDim>
 AttentionError PlanFa3(const PrefillShape& shape, const PrefillBuffers& buffers, PrefillPlan& plan,
@@ -93,7 +67,7 @@ AttentionError RunFa3(const PrefillPlan& plan, const PrefillShape& shape, const 
     params.kv_indices = kv.indices;
     params.additional_params.sm_scale = queries.scale;
     return flashinfer::BatchPrefillWithPagedKVCacheKernelTraitsDispatched<
-        FencedTraits<kHeadDim, T>, /*LEFT_SLIDING_WINDOW=*/false, /*CAUSAL=*/true,
+        Fa3Traits<kHeadDim, T>, /*LEFT_SLIDING_WINDOW=*/false, /*CAUSAL=*/true,
         /*SAME_SCHEDULE_FOR_ALL_HEADS=*/false, Params>(params, stream);
   });
 }

@@ -1,11 +1,5 @@
-#include <flashinfer/attention/hopper/default_params.cuh>
-#include <flashinfer/attention/hopper/prefill_sm90.cuh>
-#include <flashinfer/attention/hopper/variants.cuh>
-#include <flashinfer/attention/mask.cuh>
-#include <flashinfer/attention/scheduler.cuh>
-#include <flashinfer/cutlass_utils.cuh>
-
 #include "worker/compute/cuda/attention_unit.cuh"
+#include "worker/compute/cuda/fa3_traits.cuh"
 #include "worker/compute/cuda/whole_prefill.h"
 
 namespace palimpsest::cuda {
@@ -44,6 +38,8 @@ AttentionError RunWholePrefill(const PrefillPlan& plan, const PrefillShape& shap
                                cudaStream_t stream) {
   using T = flashinfer::cutlass_dtype_t<__nv_bfloat16>;
   using Params = flashinfer::BatchPrefillRaggedParams<T, T, T, int32_t>;
+  // FlashInfer's tiles for this head dimension with a causal mask.
+  using Traits = internal::OrderedTraits</*kTma=*/true, kHeadDim, /*kRows=*/128, /*kKeys=*/128, T>;
   return internal::Guard([&] {
     const auto info = internal::LoadPlan<flashinfer::PrefillPlanSM90Info>(plan);
     const auto ints = [&](int64_t offset) {
@@ -73,10 +69,9 @@ AttentionError RunWholePrefill(const PrefillPlan& plan, const PrefillShape& shap
     params.work_indptr = ints(info.work_indptr_offset);
     params.batch_indices = ints(info.batch_indices_offset);
     params.additional_params.sm_scale = queries.scale;
-    return flashinfer::BatchPrefillWithRaggedKVCacheDispatched<
-        kHeadDim, kHeadDim, flashinfer::MaskMode::kCausal, /*LEFT_SLIDING_WINDOW=*/false,
-        /*SAME_SCHEDULE_FOR_ALL_HEADS=*/false, flashinfer::StandardAttention>(
-        params, /*enable_pdl=*/false, stream);
+    return flashinfer::BatchPrefillWithRaggedKVCacheKernelTraitsDispatched<
+        Traits, /*LEFT_SLIDING_WINDOW=*/false, /*CAUSAL=*/true,
+        /*SAME_SCHEDULE_FOR_ALL_HEADS=*/false>(params, stream);
   });
 }
 
