@@ -2,9 +2,9 @@
 """Checks of a whole node on a GPU. Each finding is one JSON object a line, as in check_report.h.
 
 The tests of a node (tests/node_test.cc, tests/chaos_test.cc) with their CUDA back-end, one finding a
-test, and with models shared between two GPUs where there are two; then what only a GPU can show: how long a worker takes to start and a stream for a token, with
-SmolLM2's shape through the whole engine (palctl bench engine), and that no memory of the GPU is left
-taken when all processes have ended.
+test, and with models shared between two GPUs where there are two; then what only a GPU can show: how long
+a worker takes to start and a stream for a token, with SmolLM2's shape through the whole engine (palctl
+bench engine), and that no memory of the GPU is left taken when all processes have ended.
 """
 
 import json
