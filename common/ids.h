@@ -21,6 +21,8 @@ using Epoch = StrongInt<struct EpochTag, uint64_t>;
 // One Grant or Revoke exchange of a session.
 using GrantId = StrongInt<struct GrantIdTag, uint64_t>;
 using RevokeId = StrongInt<struct RevokeIdTag, uint64_t>;
+// One SetRotation exchange.
+using RotationId = StrongInt<struct RotationIdTag, uint64_t>;
 
 // Index of a slab-sized place in a worker's parameter region or KV region.
 using RegionIndex = StrongInt<struct RegionIndexTag, uint32_t>;

@@ -24,6 +24,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "common/bytes.h"
+#include "common/rotation.h"
 #include "worker/core/step_plan.h"
 
 namespace palimpsest {
@@ -55,6 +56,11 @@ class ParameterGate {
   // Their checksums are there by then, so that it waits for microseconds at most. DataLoss: they do
   // not; the process must end.
   virtual absl::Status CheckPassed() { return absl::OkStatus(); }
+
+  // For runners whose kernels have run when they return from them: nothing of the step reads this
+  // stage any more. Called behind each stage that AwaitStage let through; a rotating stage's slot
+  // is overwritten from then on, with the next stage that it is for.
+  virtual void ReleaseStage(int stage) { (void)stage; }
 };
 
 // Where a model's memory lies in this process: on the host, on its GPU, or on one GPU of several,
@@ -71,6 +77,8 @@ struct ModelMemory {
   // a block id can name a block in it (the null block).
   std::byte* workspace = nullptr;
   Bytes workspace_bytes;
+  // GPU only: the image, or the rank's part of it, for copies to the GPU: registered host memory.
+  const std::byte* image = nullptr;
 };
 
 class ModelRunner {
@@ -87,6 +95,14 @@ class ModelRunner {
 
   // Blocks until the oldest step in flight is done. Requires that there is one.
   virtual absl::StatusOr<StepResult> Wait() = 0;
+
+  // These stages rotate from the next Submit on: their addresses are mapped for it already. Called
+  // while no step is in flight. A runner with kernels that run later copies rotating layers itself,
+  // from ModelMemory::image; others leave that to the gate.
+  virtual absl::Status SetRotation(const Rotation& rotation) {
+    (void)rotation;
+    return absl::OkStatus();
+  }
 };
 
 }  // namespace palimpsest
