@@ -39,6 +39,7 @@
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "broker/core/arbiter_actions.h"
+#include "broker/core/parameter_stage.h"
 #include "broker/core/pool_config.h"
 #include "broker/core/slab_ledger.h"
 #include "common/bytes.h"
@@ -83,13 +84,6 @@ struct ArbiterOptions {
   bool skip_clean_for_same_tenant = false;
 };
 
-// Slabs [first_slab, first_slab + slab_count) of the parameter region, one step of the forward
-// pass.
-struct ParameterStage {
-  uint32_t first_slab = 0;
-  uint32_t slab_count = 0;
-};
-
 enum class ActivateReason : uint8_t { kRequest, kEager };
 
 // As last reported by the worker; broker.proto's Report.
@@ -102,6 +96,17 @@ struct SessionLoad {
   uint32_t kv_slabs_free = 0;
   // Of the GPU, beside slabs. Tells nobody but people.
   Bytes context;
+  // Of steps without and with prompt chunks, smoothed; zero: none yet.
+  absl::Duration decode_step;
+  absl::Duration prefill_step;
+  // Share of recent steps that had prompt chunks, 0 to 1.
+  double prefill_share = 0.0;
+  // Rate of copies from the image to parameter memory; 0: not measured.
+  double image_bytes_per_second = 0.0;
+  // Since the worker's start: how long steps waited for rotating layers, and what was copied for
+  // them.
+  absl::Duration rotation_stall;
+  uint64_t rotation_bytes = 0;
 };
 
 // A slab that a session has or had, as the journal or a returning worker says.

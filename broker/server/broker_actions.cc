@@ -314,6 +314,12 @@ void Broker::FillTenant(const TenantSnapshot& tenant, TenantId id, v1::TenantMem
   load.set_kv_slabs_cached(tenant.load.kv_slabs_cached);
   load.set_kv_slabs_free(tenant.load.kv_slabs_free);
   load.set_context_bytes(static_cast<uint64_t>(tenant.load.context.count()));
+  load.set_decode_step_seconds(absl::ToDoubleSeconds(tenant.load.decode_step));
+  load.set_prefill_step_seconds(absl::ToDoubleSeconds(tenant.load.prefill_step));
+  load.set_prefill_share(tenant.load.prefill_share);
+  load.set_image_bytes_per_second(tenant.load.image_bytes_per_second);
+  load.set_rotation_stall_seconds(absl::ToDoubleSeconds(tenant.load.rotation_stall));
+  load.set_rotation_bytes(tenant.load.rotation_bytes);
   out.set_context_allowance_bytes(
       static_cast<uint64_t>(options_.context_allowance[id.value()].count()));
   out.set_parameter_slabs(tenant.parameter_slabs);

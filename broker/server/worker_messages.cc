@@ -9,6 +9,9 @@ namespace {
 
 constexpr uint32_t kMaxCount = 1 << 24;
 constexpr Bytes kMaxContext = GiB(1024);
+constexpr double kMaxBytesPerSecond = 1e15;
+// Of a worker that runs for years.
+constexpr double kMaxStallSeconds = 1e10;
 
 // Checks that each of `ids` is in the pool and comes once.
 class SlabSet {
@@ -49,6 +52,24 @@ absl::StatusOr<absl::Duration> CheckedSeconds(double seconds, absl::string_view 
   return absl::Seconds(seconds);
 }
 
+// Also refuses what is not a number.
+absl::Status CheckRange(double value, double most, absl::string_view field) {
+  if (value >= 0.0 && value <= most) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("Report.", field, " is ", value, ", expected 0 to ", most));
+}
+
+absl::Status CheckSpeeds(const v1::Report& report) {
+  absl::Status status = CheckRange(report.decode_step_seconds(), 86400.0, "decode_step_seconds");
+  status.Update(CheckRange(report.prefill_step_seconds(), 86400.0, "prefill_step_seconds"));
+  status.Update(CheckRange(report.prefill_share(), 1.0, "prefill_share"));
+  status.Update(
+      CheckRange(report.image_bytes_per_second(), kMaxBytesPerSecond, "image_bytes_per_second"));
+  status.Update(
+      CheckRange(report.rotation_stall_seconds(), kMaxStallSeconds, "rotation_stall_seconds"));
+  return status;
+}
+
 absl::StatusOr<WorkerEvent> CheckedLoad(const v1::Report& report) {
   for (const uint32_t count :
        {report.running_sequences(), report.waiting_sequences(), report.kv_slabs_used(),
@@ -63,13 +84,20 @@ absl::StatusOr<WorkerEvent> CheckedLoad(const v1::Report& report) {
                                                    " bytes beside slabs, expected at most ",
                                                    kMaxContext.count()));
   }
+  if (absl::Status status = CheckSpeeds(report); !status.ok()) return status;
   return SessionLoad{.active = report.active(),
                      .running_sequences = report.running_sequences(),
                      .waiting_sequences = report.waiting_sequences(),
                      .kv_slabs_used = report.kv_slabs_used(),
                      .kv_slabs_cached = report.kv_slabs_cached(),
                      .kv_slabs_free = report.kv_slabs_free(),
-                     .context = Bytes(static_cast<int64_t>(report.context_bytes()))};
+                     .context = Bytes(static_cast<int64_t>(report.context_bytes())),
+                     .decode_step = absl::Seconds(report.decode_step_seconds()),
+                     .prefill_step = absl::Seconds(report.prefill_step_seconds()),
+                     .prefill_share = report.prefill_share(),
+                     .image_bytes_per_second = report.image_bytes_per_second(),
+                     .rotation_stall = absl::Seconds(report.rotation_stall_seconds()),
+                     .rotation_bytes = report.rotation_bytes()};
 }
 
 absl::StatusOr<WorkerEvent> CheckedReason(v1::Activate::Reason reason) {
@@ -128,6 +156,8 @@ absl::StatusOr<WorkerEvent> ParseWorkerMessage(const v1::WorkerMessage& message,
       return CheckedLoad(message.report());
     case v1::WorkerMessage::kDetach:
       return DetachEvent{};
+    case v1::WorkerMessage::kRotationDone:
+      return absl::InvalidArgumentError("RotationDone, but no SetRotation was sent");
     case v1::WorkerMessage::kAttach:
       return absl::InvalidArgumentError("Attach comes once, as the first message");
     case v1::WorkerMessage::MESSAGE_NOT_SET:

@@ -50,6 +50,33 @@ TEST(ParseWorkerMessage, RefusesTargetsThatCannotBe) {
   Refusal(message);
 }
 
+TEST(ParseWorkerMessage, ReadsSpeedsOfAReportAndRefusesWhatIsNone) {
+  v1::WorkerMessage message;
+  v1::Report& report = *message.mutable_report();
+  report.set_decode_step_seconds(0.01);
+  report.set_prefill_step_seconds(0.25);
+  report.set_prefill_share(0.5);
+  report.set_image_bytes_per_second(5e10);
+  report.set_rotation_stall_seconds(3);
+  report.set_rotation_bytes(7);
+  const auto event = ParseWorkerMessage(message, kPool);
+  ASSERT_TRUE(event.ok()) << event.status();
+  const auto& load = std::get<SessionLoad>(*event);
+  EXPECT_EQ(load.decode_step, absl::Milliseconds(10));
+  EXPECT_EQ(load.prefill_step, absl::Milliseconds(250));
+  EXPECT_EQ(load.prefill_share, 0.5);
+  EXPECT_EQ(load.image_bytes_per_second, 5e10);
+  EXPECT_EQ(load.rotation_stall, absl::Seconds(3));
+  EXPECT_EQ(load.rotation_bytes, 7u);
+  report.set_prefill_share(1.5);
+  EXPECT_THAT(Refusal(message), HasSubstr("prefill_share"));
+  report.set_prefill_share(0.5);
+  for (const double none : {-1.0, std::nan(""), HUGE_VAL}) {
+    report.set_decode_step_seconds(none);
+    EXPECT_THAT(Refusal(message), HasSubstr("decode_step_seconds"));
+  }
+}
+
 TEST(ParseWorkerMessage, RefusesDurationsThatAreNone) {
   for (const double seconds : {-1.0, 86401.0, std::nan(""), HUGE_VAL}) {
     v1::WorkerMessage message;
