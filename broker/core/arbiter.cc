@@ -267,6 +267,7 @@ void Arbiter::OnTick(absl::Time now) { impl_->OnTick(now); }
 absl::Time Arbiter::NextDeadline() const { return impl_->NextDeadline(); }
 std::vector<ArbiterAction> Arbiter::TakeActions() { return impl_->TakeActions(); }
 ArbiterSnapshot Arbiter::Snapshot() const { return impl_->Snapshot(); }
+const RemapLog& Arbiter::remap_log() const { return impl_->remap_log(); }
 const SlabLedger& Arbiter::ledger() const { return impl_->ledger(); }
 absl::Status Arbiter::CheckConsistency() const { return impl_->CheckConsistency(); }
 

@@ -17,10 +17,10 @@
 //   1. free slabs, and slabs on their way back that nobody has claimed; an inactive tenant's KV
 //      reserve gets nothing else;
 //   2. KV that its holder neither uses nor asks for;
-//   3. parameters of inactive tenants: lower priority first, then most recently used; whole stages,
-//      the last ones first, only as many as needed. A tenant whose worker is silent, that is, has
-//      not reported for longer than report_patience, counts as inactive, and its KV goes too: it
-//      either answers the Revoke or misses the deadline and loses everything;
+//   3. parameters of inactive tenants: lower priority first, then as ArbiterOptions.victims says;
+//      whole stages, the last ones first, only as many as needed. A tenant whose worker is silent,
+//      that is, has not reported for longer than report_patience, counts as inactive, and its KV
+//      goes too: it either answers the Revoke or misses the deadline and loses everything;
 //   4. for a requester below its floor, or of higher priority: KV of tenants above their floor (for
 //      more than is needed: only what its holder does not need);
 //   5. for an activation: the requester's own KV;
@@ -41,7 +41,9 @@
 #include "broker/core/arbiter_actions.h"
 #include "broker/core/parameter_stage.h"
 #include "broker/core/pool_config.h"
+#include "broker/core/remap_log.h"
 #include "broker/core/slab_ledger.h"
+#include "broker/core/victim_order.h"
 #include "common/bytes.h"
 #include "common/ids.h"
 
@@ -49,6 +51,7 @@ namespace palimpsest {
 
 struct ArbiterOptions {
   uint32_t pool_slabs = 0;
+  Bytes slab_bytes = MiB(2);
   // Counts restarts of the broker on this node, from 1.
   uint32_t generation = 1;
   // A Revoke not answered by then costs the worker its life. Well above the longest step.
@@ -80,6 +83,8 @@ struct ArbiterOptions {
   // them for this long.
   absl::Duration reversion_delay = absl::Seconds(2);
   double reversion_hysteresis = 0.25;
+  // Which inactive tenants give parameters first, among those of one priority.
+  VictimPolicy victims = VictimPolicy::kExpected;
   // Whether a slab that returns to the tenant which had it last may skip scrubbing.
   bool skip_clean_for_same_tenant = false;
 };
@@ -236,6 +241,8 @@ class Arbiter {
   std::vector<ArbiterAction> TakeActions();
 
   ArbiterSnapshot Snapshot() const;
+  // What was decided about victims, and why.
+  const RemapLog& remap_log() const;
   const SlabLedger& ledger() const;
 
   // Recomputes every count from scratch and compares. O(pool); for tests and the operator's doctor.

@@ -55,11 +55,13 @@ class Arbiter::Impl {
   ArbiterSnapshot Snapshot() const;
   absl::Status CheckConsistency() const;
   const SlabLedger& ledger() const { return *ledger_; }
+  const RemapLog& remap_log() const { return remap_log_; }
 
  private:
   struct Tenant {
     TenantConfig config;
     std::optional<SessionId> session;  // not ended
+    NextUse next_use;                  // as its last session left it
   };
   // Of a slab that is being cleaned.
   struct Returned {
@@ -138,7 +140,11 @@ class Arbiter::Impl {
   void RevokeForKv(KvDemand& demand, KvPass pass, uint32_t need, uint32_t& supply, absl::Time now);
   void Revert(uint32_t supply, absl::Time now);
   void TakeQuotaExcess(absl::Time now);
+  SupplyPlan PlanFor(const SupplyRequest& request, absl::Time now) const;
   void StartRevokes(const SupplyPlan& plan, MoveReason reason, absl::Time now);
+  // Logs a plan that was begun, or that found nothing or too little.
+  void LogPlan(const SupplyRequest& request, SupplyPlan plan, bool begun, MoveReason reason,
+               absl::Time now);
   void RevokeKv(Session& victim, uint32_t slabs, MoveReason reason, absl::Time now);
   // A victim gets one KV revoke per Pump and reason: it quiesces once.
   bool EnlargeKvRevoke(Session& victim, uint32_t slabs, MoveReason reason);
@@ -185,6 +191,7 @@ class Arbiter::Impl {
   uint32_t sight_ = 0;
   absl::Time wake_ = absl::InfiniteFuture();
   std::vector<SendGrant> pending_grants_;
+  RemapLog remap_log_;
   std::vector<ArbiterAction> actions_;
 };
 

@@ -12,6 +12,18 @@ int64_t FloorGap(const Session& session, uint64_t held) {
   return int64_t{session.config.floor_slabs} - static_cast<int64_t>(held);
 }
 
+// The plan with what it is for: parameters that come back to the session.
+SupplyPlan WithReversion(SupplyPlan plan, const Session& session, absl::Time now) {
+  plan.candidates.push_back({.tenant = *session.tenant,
+                             .rule = RemapRule::kReversion,
+                             .outcome = RemapOutcome::kTaken,
+                             .slabs = session.missing(),
+                             .priority = session.config.priority,
+                             .idle = now - session.last_active,
+                             .next_use = session.next_use.Expected(now)});
+  return plan;
+}
+
 }  // namespace
 
 uint32_t Arbiter::Impl::Reserved() const {
@@ -131,8 +143,9 @@ void Arbiter::Impl::TopUpActivations(absl::Time now) {
                               .need = need,
                               .floor_gap = FloorGap(session, held - std::min<uint64_t>(held, need)),
                               .activation = true};
-  const SupplyPlan plan = PlanSupply(list_, request, now);
+  const SupplyPlan plan = PlanFor(request, now);
   StartRevokes(plan, session.activation->reason, now);
+  LogPlan(request, plan, true, session.activation->reason, now);
   if (plan.slabs < need) WatchVictims(session, false, now);
 }
 
@@ -161,8 +174,10 @@ bool Arbiter::Impl::TryCommit(Session& session, absl::Time now) {
       .floor_gap = FloorGap(session, uint64_t{session.held_after_revokes()} + covered),
       .activation = true};
   if (request.need > 0) {
-    const SupplyPlan plan = PlanSupply(list_, request, now);
-    if (plan.slabs < request.need) return false;
+    const SupplyPlan plan = PlanFor(request, now);
+    const bool enough = plan.slabs >= request.need;
+    LogPlan(request, plan, enough, session.activation->reason, now);
+    if (!enough) return false;
     StartRevokes(plan, session.activation->reason, now);
   }
   session.activation->committed = true;
@@ -271,8 +286,9 @@ void Arbiter::Impl::RevokeForKv(KvDemand& demand, KvPass pass, uint32_t need, ui
       .floor_gap = pass == KvPass::kFloor ? need : 0,
       .prefetch = prefetch,
       .spare_active_after = prefetch ? now - options_.prefetch_grace : absl::InfiniteFuture()};
-  const SupplyPlan plan = PlanSupply(list_, request, now);
+  const SupplyPlan plan = PlanFor(request, now);
   StartRevokes(plan, MoveReason::kKvDemand, now);
+  LogPlan(request, plan, true, MoveReason::kKvDemand, now);
   demand.promised += std::min(plan.slabs, need);
   supply += plan.slabs - std::min(plan.slabs, need);
   if (plan.slabs >= need) return;
@@ -313,7 +329,7 @@ void Arbiter::Impl::Revert(uint32_t supply, absl::Time now) {
                                 .need = session->missing() - covered,
                                 .surplus_only = true,
                                 .hysteresis = options_.reversion_hysteresis};
-    const SupplyPlan plan = PlanSupply(list_, request, now);
+    const SupplyPlan plan = PlanFor(request, now);
     if (plan.slabs < request.need) {
       session->reversion_since.reset();
       continue;
@@ -332,6 +348,7 @@ void Arbiter::Impl::Revert(uint32_t supply, absl::Time now) {
                                      .sequence = ++sequence_,
                                      .deadline = now + options_.activation_deadline};
     session->restore_time = absl::ZeroDuration();
+    LogPlan(request, WithReversion(plan, *session, now), true, MoveReason::kReversion, now);
     StartRevokes(plan, MoveReason::kReversion, now);
     DeliverActivations(now);
   }
@@ -344,6 +361,30 @@ void Arbiter::Impl::TakeQuotaExcess(absl::Time now) {
     const uint32_t excess = std::min(held - session->kv_limit(), session->RevocableKv());
     if (excess > 0) RevokeKv(*session, excess, MoveReason::kQuota, now);
   }
+}
+
+SupplyPlan Arbiter::Impl::PlanFor(const SupplyRequest& request, absl::Time now) const {
+  return PlanSupply(list_, request,
+                    {.victims = options_.victims, .slab_bytes = options_.slab_bytes}, now);
+}
+
+void Arbiter::Impl::LogPlan(const SupplyRequest& request, SupplyPlan plan, bool begun,
+                            MoveReason reason, absl::Time now) {
+  if (!begun) {
+    plan.slabs = 0;
+    for (RemapCandidate& candidate : plan.candidates) {
+      if (candidate.outcome == RemapOutcome::kTaken) candidate.outcome = RemapOutcome::kNotEnough;
+      candidate.slabs = 0;
+    }
+  }
+  RemapDecision decision;
+  decision.at = now;
+  decision.requester = *request.requester->tenant;
+  decision.reason = reason;
+  decision.wanted = request.need;
+  decision.planned = plan.slabs;
+  decision.candidates = std::move(plan.candidates);
+  remap_log_.Add(std::move(decision));
 }
 
 void Arbiter::Impl::StartRevokes(const SupplyPlan& plan, MoveReason reason, absl::Time now) {

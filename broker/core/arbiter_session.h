@@ -10,6 +10,7 @@
 
 #include "absl/time/time.h"
 #include "broker/core/arbiter.h"
+#include "broker/core/next_use.h"
 
 namespace palimpsest {
 
@@ -93,6 +94,7 @@ struct Session {
 
   SessionLoad load;
   absl::Time last_active = absl::InfinitePast();
+  NextUse next_use;  // of the tenant, with what its earlier sessions showed
   // When the worker counts as silent unless it reports before; not before it has reported once.
   absl::Time silent_from = absl::InfiniteFuture();
   std::vector<GrantInFlight> grants;

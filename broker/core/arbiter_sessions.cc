@@ -33,7 +33,7 @@ absl::StatusOr<TenantId> Arbiter::Impl::AddTenant(const TenantConfig& config) {
           absl::StrCat("tenant \"", config.name, "\" is configured twice"));
     }
   }
-  tenants_.push_back(Tenant{.config = config, .session = std::nullopt});
+  tenants_.push_back(Tenant{.config = config, .session = std::nullopt, .next_use = {}});
   return TenantId(static_cast<uint32_t>(tenants_.size() - 1));
 }
 
@@ -85,6 +85,7 @@ absl::StatusOr<SessionId> Arbiter::Impl::OnAttach(TenantId tenant,
   session->tenant = tenant;
   session->config = owner.config;
   session->workspace.resize(owner.config.workspace_slabs);
+  session->next_use = owner.next_use;
   SetStages(*session, stages);
   const SessionId id = session->id;
   owner.session = id;
@@ -265,6 +266,7 @@ void Arbiter::Impl::Readmit(Session& session, absl::Span<const HeldSlab> held, a
   session.phase_deadline = absl::InfiniteFuture();
   session.load = SessionLoad{.active = true};
   session.last_active = now;
+  session.next_use.Observe(true, now);
   session.silent_from = now + options_.report_patience;
   // Parameters that were restored just before may not be known as such.
   session.irrevocable_until = std::max(session.irrevocable_until, now + options_.min_residence);
@@ -352,7 +354,12 @@ void Arbiter::Impl::OnProcessGone(SessionId id, absl::Time now) {
   }
   if (!clean.slabs.empty()) Act(std::move(clean));
   Act(SessionEnded{id});
-  if (session->tenant.has_value()) tenants_[session->tenant->value()].session.reset();
+  if (session->tenant.has_value()) {
+    Tenant& tenant = tenants_[session->tenant->value()];
+    tenant.session.reset();
+    tenant.next_use = session->next_use;
+    tenant.next_use.Observe(false, now);
+  }
   sessions_.erase(id);
   Refresh();
   Pump(now);

@@ -113,13 +113,13 @@ TEST(PlanRotationsTest, EachRule) {
        100,
        "1:2/1=8 "},
       {"one slot when told so",
-       {Tenant(0, 4.5)},
+       {Tenant(0, 3.9)},
        {1.0},
        SlotPreference::kOne,
        0.0,
        100,
-       "0:4/1=16 "},
-      {"two slots where they free more", {Tenant(0, 4.5)}, {1.0}, any, 0.0, 100, "0:5/2=20 "},
+       "0:5/1=20 "},
+      {"two slots where they free more", {Tenant(0, 3.9)}, {1.0}, any, 0.0, 100, "0:6/2=24 "},
   };
   for (const PlanCase& c : cases) {
     const RotationRules rules{.slots = c.slots, .headroom = c.headroom};

@@ -2,15 +2,23 @@
 
 #include <algorithm>
 #include <functional>
+#include <optional>
 
 namespace palimpsest {
 namespace {
 
-// Whether parameters may go at all, apart from who uses them.
-bool Movable(const Session& session, absl::Time now) {
-  return session.connected() && !session.config.pinned && session.parameters_granted > 0 &&
-         now >= session.irrevocable_until && !session.ParameterGrantInFlight() &&
-         !(session.activation.has_value() && session.activation->committed);
+// What copies from an image are taken for until the worker has measured them.
+constexpr double kAssumedImageBytesPerSecond = 10e9;
+
+// Why parameters cannot go at all, apart from who uses them.
+std::optional<RemapOutcome> Obstacle(const Session& session, absl::Time now) {
+  if (session.config.pinned) return RemapOutcome::kPinned;
+  if (now < session.irrevocable_until) return RemapOutcome::kJustRestored;
+  if (session.ParameterGrantInFlight() ||
+      (session.activation.has_value() && session.activation->committed)) {
+    return RemapOutcome::kArriving;
+  }
+  return std::nullopt;
 }
 
 // Nobody runs on these parameters: the tenant has nothing to do, or cannot run for lack of some and
@@ -23,8 +31,9 @@ bool Idle(const Session& session, absl::Time now) {
 
 class Planner {
  public:
-  Planner(absl::Span<Session* const> sessions, const SupplyRequest& request, absl::Time now)
-      : request_(request), now_(now), sessions_(sessions.begin(), sessions.end()) {
+  Planner(absl::Span<Session* const> sessions, const SupplyRequest& request,
+          const SupplyRules& rules, absl::Time now)
+      : request_(request), rules_(rules), now_(now), sessions_(sessions.begin(), sessions.end()) {
     std::stable_sort(sessions_.begin(), sessions_.end(), [](const Session* a, const Session* b) {
       return a->config.priority < b->config.priority;
     });
@@ -33,15 +42,23 @@ class Planner {
   SupplyPlan Run() {
     TakeSurplus();
     if (request_.surplus_only) return std::move(plan_);
-    TakeParameters([this](const Session& s) { return IdleFor(s); }, request_.need);
+    TakeParameters(
+        RemapRule::kInactiveParameters, [this](const Session& s) { return InUse(s); },
+        request_.need);
     TakeKvOfSilent();
     TakeKvByForce();
     if (request_.activation) {
       TakeOwnKv();
       TakeKvByForce();
     }
-    TakeParameters([](const Session& s) { return !s.guaranteed() && !s.activation.has_value(); },
-                   ForceForFloor());
+    TakeParameters(
+        RemapRule::kBestEffortParameters,
+        [](const Session& s) -> std::optional<RemapOutcome> {
+          if (s.guaranteed()) return RemapOutcome::kActive;
+          if (s.activation.has_value()) return RemapOutcome::kArriving;
+          return std::nullopt;
+        },
+        ForceForFloor());
     return std::move(plan_);
   }
 
@@ -78,12 +95,18 @@ class Planner {
     return take == nullptr ? 0 : take->kv_slabs;
   }
 
-  void AddKv(Session* victim, uint32_t slabs, bool surplus) {
+  void AddKv(Session* victim, uint32_t slabs, RemapRule rule) {
     if (slabs == 0) return;
     Take& take = TakeFrom(victim);
     take.kv_slabs += slabs;
-    take.surplus = take.surplus && surplus;
+    take.surplus = take.surplus && rule == RemapRule::kSurplusKv;
     plan_.slabs += slabs;
+    plan_.candidates.push_back({.tenant = *victim->tenant,
+                                .rule = rule,
+                                .outcome = RemapOutcome::kTaken,
+                                .slabs = slabs,
+                                .priority = victim->config.priority,
+                                .idle = now_ - victim->last_active});
   }
 
   void TakeSurplus() {
@@ -93,46 +116,98 @@ class Planner {
         own = session;
       } else {
         AddKv(session, std::min(session->SurplusKv(request_.hysteresis), Remaining(request_.need)),
-              true);
+              RemapRule::kSurplusKv);
       }
     }
     if (own != nullptr && request_.activation) {
-      AddKv(own, std::min(own->SurplusKv(request_.hysteresis), Remaining(request_.need)), true);
+      AddKv(own, std::min(own->SurplusKv(request_.hysteresis), Remaining(request_.need)),
+            RemapRule::kSurplusKv);
     }
   }
 
-  bool IdleFor(const Session& session) const {
-    if (session.last_active > request_.spare_active_after) return false;
-    if (Idle(session, now_)) return true;
+  // Why the parameters are not free to be taken: who uses them.
+  std::optional<RemapOutcome> InUse(const Session& session) const {
+    if (session.last_active > request_.spare_active_after) return RemapOutcome::kRecentlyActive;
+    if (Idle(session, now_)) return std::nullopt;
     const Session& requester = *request_.requester;
-    return request_.activation && session.waiting() && session.missing() > 0 &&
-           ((requester.guaranteed() && !session.guaranteed()) ||
-            (requester.activation.has_value() && ActivatesBefore(requester, session)));
+    const bool waits_behind =
+        request_.activation && session.waiting() && session.missing() > 0 &&
+        ((requester.guaranteed() && !session.guaranteed()) ||
+         (requester.activation.has_value() && ActivatesBefore(requester, session)));
+    return waits_behind ? std::nullopt : std::optional(RemapOutcome::kActive);
   }
 
-  void TakeParameters(const std::function<bool(const Session&)>& eligible, uint32_t limit) {
-    std::vector<Session*> victims;
+  ParameterVictim VictimOf(const Session& session) const {
+    const double rate = session.load.image_bytes_per_second > 0
+                            ? session.load.image_bytes_per_second
+                            : kAssumedImageBytesPerSecond;
+    const Bytes bytes = rules_.slab_bytes * int64_t{session.parameters_granted};
+    return {.priority = session.config.priority,
+            .last_active = session.last_active,
+            .next_use =
+                session.SilentAt(now_) ? absl::InfiniteDuration() : session.next_use.Expected(now_),
+            .reload = absl::Seconds(static_cast<double>(bytes.count()) / rate)};
+  }
+
+  // Takes parameters of those that `in_use` has nothing to say about.
+  void TakeParameters(RemapRule rule,
+                      const std::function<std::optional<RemapOutcome>(const Session&)>& in_use,
+                      uint32_t limit) {
+    if (Remaining(limit) == 0) return;
+    struct Candidate {
+      Session* session = nullptr;
+      ParameterVictim victim;
+    };
+    std::vector<Candidate> victims;
     for (Session* session : sessions_) {
       const Take* take = TakenFrom(session);
-      if (session != request_.requester && Movable(*session, now_) && eligible(*session) &&
-          (take == nullptr || take->parameter_slabs == 0)) {
-        victims.push_back(session);
+      if (session == request_.requester || !session->connected() ||
+          session->parameters_granted == 0 || (take != nullptr && take->parameter_slabs > 0)) {
+        continue;
+      }
+      const Candidate candidate{session, VictimOf(*session)};
+      std::optional<RemapOutcome> obstacle = Obstacle(*session, now_);
+      if (!obstacle.has_value()) obstacle = in_use(*session);
+      if (obstacle.has_value()) {
+        Note(rule, *session, candidate.victim, *obstacle, 0);
+      } else {
+        victims.push_back(candidate);
       }
     }
-    std::stable_sort(victims.begin(), victims.end(), [](const Session* a, const Session* b) {
-      if (a->config.priority != b->config.priority) return a->config.priority < b->config.priority;
-      return a->last_active > b->last_active;
+    std::stable_sort(victims.begin(), victims.end(), [this](const auto& a, const auto& b) {
+      return GivesBefore(rules_.victims, a.victim, b.victim);
     });
-    for (Session* victim : victims) {
-      if (Remaining(limit) == 0) return;
-      Take& take = TakeFrom(victim);
-      take.surplus = false;
-      for (size_t stage = victim->stages.size(); stage > 0 && Remaining(limit) > 0; --stage) {
-        take.first_stage = static_cast<uint32_t>(stage - 1);
-        take.parameter_slabs += victim->stage_granted[stage - 1];
-        plan_.slabs += victim->stage_granted[stage - 1];
-      }
+    for (const auto& [session, victim] : victims) {
+      const uint32_t slabs = Remaining(limit) > 0 ? TakeStages(*session, limit) : 0;
+      Note(rule, *session, victim, slabs > 0 ? RemapOutcome::kTaken : RemapOutcome::kNotNeeded,
+           slabs);
     }
+  }
+
+  // From the last stage on, no more than is needed.
+  uint32_t TakeStages(Session& victim, uint32_t limit) {
+    Take& take = TakeFrom(&victim);
+    take.surplus = false;
+    const uint32_t before = plan_.slabs;
+    for (size_t stage = victim.stages.size(); stage > 0 && Remaining(limit) > 0; --stage) {
+      take.first_stage = static_cast<uint32_t>(stage - 1);
+      take.parameter_slabs += victim.stage_granted[stage - 1];
+      plan_.slabs += victim.stage_granted[stage - 1];
+    }
+    return plan_.slabs - before;
+  }
+
+  void Note(RemapRule rule, const Session& session, const ParameterVictim& victim,
+            RemapOutcome outcome, uint32_t slabs) {
+    plan_.candidates.push_back({.tenant = *session.tenant,
+                                .rule = rule,
+                                .outcome = outcome,
+                                .slabs = slabs,
+                                .priority = victim.priority,
+                                .idle = now_ - victim.last_active,
+                                .next_use = victim.next_use,
+                                .reload = victim.reload,
+                                .score = VictimScore(victim)});
   }
 
   // A floor is for whoever asks for it.
@@ -143,7 +218,7 @@ class Planner {
         continue;
       }
       AddKv(victim, std::min(victim->RevocableKv() - TakenKv(victim), Remaining(request_.need)),
-            false);
+            RemapRule::kSilentKv);
     }
   }
 
@@ -162,7 +237,7 @@ class Planner {
       }
       const bool outranked = victim->config.priority < request_.requester->config.priority;
       const uint32_t allowed = Remaining(outranked ? request_.need : ForceForFloor());
-      AddKv(victim, std::min({above, revocable, allowed}), false);
+      AddKv(victim, std::min({above, revocable, allowed}), RemapRule::kKvByForce);
     }
   }
 
@@ -170,11 +245,12 @@ class Planner {
     for (Session* session : sessions_) {
       if (session != request_.requester) continue;
       AddKv(session, std::min(session->RevocableKv() - TakenKv(session), Remaining(request_.need)),
-            false);
+            RemapRule::kOwnKv);
     }
   }
 
   const SupplyRequest& request_;
+  const SupplyRules& rules_;
   const absl::Time now_;
   std::vector<Session*> sessions_;
   SupplyPlan plan_;
@@ -183,8 +259,8 @@ class Planner {
 }  // namespace
 
 SupplyPlan PlanSupply(absl::Span<Session* const> sessions, const SupplyRequest& request,
-                      absl::Time now) {
-  return Planner(sessions, request, now).Run();
+                      const SupplyRules& rules, absl::Time now) {
+  return Planner(sessions, request, rules, now).Run();
 }
 
 }  // namespace palimpsest

@@ -9,6 +9,9 @@
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "broker/core/arbiter_session.h"
+#include "broker/core/remap_log.h"
+#include "broker/core/victim_order.h"
+#include "common/bytes.h"
 
 namespace palimpsest {
 
@@ -30,6 +33,12 @@ struct SupplyRequest {
   double hysteresis = 0.0;
 };
 
+struct SupplyRules {
+  VictimPolicy victims = VictimPolicy::kExpected;
+  // For what reloading costs.
+  Bytes slab_bytes;
+};
+
 struct Take {
   Session* victim = nullptr;
   uint32_t kv_slabs = 0;
@@ -44,11 +53,13 @@ struct SupplyPlan {
   std::vector<Take> takes;
   // May exceed the need by part of a stage.
   uint32_t slabs = 0;
+  // Who was looked at by which rule, and what came of it.
+  std::vector<RemapCandidate> candidates;
 };
 
 // As much of the need as there is. `sessions` in a fixed order makes the plan deterministic.
 SupplyPlan PlanSupply(absl::Span<Session* const> sessions, const SupplyRequest& request,
-                      absl::Time now);
+                      const SupplyRules& rules, absl::Time now);
 
 }  // namespace palimpsest
 
