@@ -66,6 +66,8 @@ inline constexpr auto kMetricTable = [] {
     {"palimpsest_broker_transfers_total", P::kBroker, T::kCounter, U::kNone, "Finished movements of slabs, by kind (revoke, grant, restore, scrub) and reason (kv_demand, activation, reversion, surplus, eager).", {"kind", "reason"}},
     {"palimpsest_broker_transferred_slabs_total", P::kBroker, T::kCounter, U::kNone, "Slabs moved by the finished movements.", {"kind", "reason"}},
     {"palimpsest_broker_transfer_seconds", P::kBroker, T::kHistogram, U::kSeconds, "Duration of a movement of slabs.", {"kind", "reason"}, B::kShort},
+    {"palimpsest_broker_remap_candidates_total", P::kBroker, T::kCounter, U::kNone, "Tenants looked at when memory had to come from somebody, by rule (surplus_kv, inactive_parameters, silent_kv, rotation, kv_by_force, own_kv, best_effort_parameters, reversion) and outcome (taken, or why not); repetitions without a change count once.", {"rule", "outcome"}},
+    {"palimpsest_broker_remap_slabs_total", P::kBroker, T::kCounter, U::kNone, "Slabs that decisions took, by rule; of reversion, gave back.", {"rule"}},
     {"palimpsest_broker_revoke_deadline_misses_total", P::kBroker, T::kCounter, U::kNone, "Revokes that a worker did not answer in time; it was killed.", {"tenant"}},
     {"palimpsest_broker_kv_pressure_total", P::kBroker, T::kCounter, U::kNone, "KV targets that could not be met when they were stated.", {"tenant"}},
     {"palimpsest_broker_activations_waiting", P::kBroker, T::kGauge, U::kNone, "Activations that wait for memory."},

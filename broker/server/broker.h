@@ -141,6 +141,7 @@ class Broker : public DescriptorDelegate {
                   const std::shared_ptr<SessionStream>& stream);
 
   v1::GetStatusResponse Status();
+  v1::GetRemapLogResponse RemapDecisions(const v1::GetRemapLogRequest& request);
 
   // DescriptorDelegate:
   absl::Status ReturnSlab(const DescriptorPeer& peer, const SlabEntry& entry,

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "broker/server/broker.h"
+#include "broker/server/remap_log_view.h"
 #include "broker/server/worker_messages.h"
 #include "common/log.h"
 
@@ -338,6 +339,14 @@ void Broker::FillTenant(const TenantSnapshot& tenant, TenantId id, v1::TenantMem
   if (session == sessions_.end() || session->second->process == nullptr) return;
   out.set_pid(session->second->process->pid());
   out.set_fingerprint(absl::BytesToHexString(session->second->fingerprint));
+}
+
+v1::GetRemapLogResponse Broker::RemapDecisions(const v1::GetRemapLogRequest& request) {
+  MutexLock lock(&mu_);
+  return RemapLogView(
+      arbiter_.remap_log(), request,
+      [this](TenantId tenant) -> const std::string& { return TenantName(tenant); },
+      absl::Now() - parts_.clock.Now());
 }
 
 size_t Broker::sessions() {

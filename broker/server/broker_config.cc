@@ -77,6 +77,11 @@ ArbiterOptions ReadPolicy(ConfigReader policy) {
       static_cast<uint32_t>(policy.Int("kv_step_slabs", 1, kMaxPoolSlabs, out.kv_step_slabs));
   out.reversion_delay = duration("reversion_delay", out.reversion_delay);
   out.reversion_hysteresis = policy.Double("hysteresis", 0.0, 10.0, out.reversion_hysteresis);
+  out.victims = policy.Choice<VictimPolicy>("victims",
+                                            {{"expected", VictimPolicy::kExpected},
+                                             {"mru", VictimPolicy::kMru},
+                                             {"lru", VictimPolicy::kLru}},
+                                            out.victims);
   return out;
 }
 
@@ -150,6 +155,7 @@ absl::StatusOr<BrokerConfig> ReadBrokerConfig(YamlConfig& yaml, const std::strin
 
   ReadPool(root.Map("pool"), config);
   config.policy = ReadPolicy(root.Map("policy"));
+  config.policy.slab_bytes = config.slab_bytes;
 
   std::vector<ConfigReader> tenants = root.Maps("tenants", kMaxTenants);
   if (tenants.empty()) root.Error("tenants", "expected at least one tenant");

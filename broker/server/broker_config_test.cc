@@ -42,6 +42,8 @@ TEST(ReadBrokerConfig, FillsInDefaults) {
   EXPECT_FALSE(config->tenants[0].uid.has_value());
   EXPECT_EQ(config->policy.revoke_deadline, absl::Seconds(10));
   EXPECT_EQ(config->policy.report_patience, absl::Seconds(3));
+  EXPECT_EQ(config->policy.victims, VictimPolicy::kExpected);
+  EXPECT_EQ(config->policy.slab_bytes, config->slab_bytes);
   EXPECT_EQ(config->log_level, LogLevel::kInfo);
 }
 
@@ -76,11 +78,13 @@ TEST(ReadBrokerConfig, ReadsHowKvIsStored) {
 
 TEST(ReadBrokerConfig, ReadsPolicy) {
   const auto config = Read(absl::StrCat(
-      "policy: {revoke_deadline: 3s, hysteresis: 0.5, report_patience: 7s}\n", kHead, kTenant));
+      "policy: {revoke_deadline: 3s, hysteresis: 0.5, report_patience: 7s, victims: lru}\n", kHead,
+      kTenant));
   ASSERT_TRUE(config.ok()) << config.status();
   EXPECT_EQ(config->policy.revoke_deadline, absl::Seconds(3));
   EXPECT_EQ(config->policy.reversion_hysteresis, 0.5);
   EXPECT_EQ(config->policy.report_patience, absl::Seconds(7));
+  EXPECT_EQ(config->policy.victims, VictimPolicy::kLru);
 }
 
 TEST(ReadBrokerConfig, ReadsLogLevel) {

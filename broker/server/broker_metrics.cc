@@ -1,5 +1,7 @@
 #include "broker/server/broker_metrics.h"
 
+#include <map>
+
 namespace palimpsest {
 
 absl::string_view TransferKindName(TransferKind kind) {
@@ -100,6 +102,20 @@ void BrokerMetrics::Refresh(const v1::GetStatusResponse& status,
   AdvanceTo(refused("secret"), descriptors.secret_refusals.load());
   AdvanceTo(refused("token"), descriptors.token_refusals.load());
   AdvanceTo(refused("protocol"), descriptors.protocol_refusals.load());
+}
+
+void BrokerMetrics::RefreshRemaps(const v1::GetRemapLogResponse& log) {
+  MutexLock lock(&refresh_mu_);
+  std::map<std::string, uint64_t> slabs;
+  for (const v1::RemapTotal& total : log.totals()) {
+    AdvanceTo(
+        metrics_.Counter<"palimpsest_broker_remap_candidates_total">(total.rule(), total.outcome()),
+        total.candidates());
+    slabs[total.rule()] += total.slabs();
+  }
+  for (const auto& [rule, count] : slabs) {
+    AdvanceTo(metrics_.Counter<"palimpsest_broker_remap_slabs_total">(rule), count);
+  }
 }
 
 }  // namespace palimpsest

@@ -35,6 +35,7 @@ class BrokerMetrics {
   // Brings the gauges, and the counters that others keep, up to date.
   void Refresh(const v1::GetStatusResponse& status, const DescriptorServerStats& descriptors,
                size_t sessions);
+  void RefreshRemaps(const v1::GetRemapLogResponse& log);
 
  private:
   // Advances a counter to `total`.

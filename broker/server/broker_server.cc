@@ -329,6 +329,9 @@ void BrokerServer::Beat() {
 
 void BrokerServer::RefreshMetrics() {
   broker_metrics_.Refresh(broker_->Status(), descriptors_->stats(), broker_->sessions());
+  v1::GetRemapLogRequest totals;
+  totals.set_limit(1);
+  broker_metrics_.RefreshRemaps(broker_->RemapDecisions(totals));
 }
 
 std::string BrokerServer::metrics_address() const {

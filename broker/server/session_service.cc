@@ -226,4 +226,11 @@ grpc::Status SessionService::GetStatus(grpc::ServerContext*, const v1::GetStatus
   return grpc::Status::OK;
 }
 
+grpc::Status SessionService::GetRemapLog(grpc::ServerContext*,
+                                         const v1::GetRemapLogRequest* request,
+                                         v1::GetRemapLogResponse* response) {
+  *response = parts_.broker.RemapDecisions(*request);
+  return grpc::Status::OK;
+}
+
 }  // namespace palimpsest

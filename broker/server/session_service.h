@@ -1,4 +1,4 @@
-// The gRPC service of the broker: one Session call per worker, and GetStatus.
+// The gRPC service of the broker: one Session call per worker, and what operators ask.
 //
 // A Session call is served by the thread that gRPC gives it, which reads, and by a second one,
 // which writes what is in the session's outbox. The call and the connection of the descriptor
@@ -58,6 +58,8 @@ class SessionService : public v1::Broker::Service {
       grpc::ServerReaderWriter<v1::BrokerMessage, v1::WorkerMessage>* stream) override;
   grpc::Status GetStatus(grpc::ServerContext* context, const v1::GetStatusRequest* request,
                          v1::GetStatusResponse* response) override;
+  grpc::Status GetRemapLog(grpc::ServerContext* context, const v1::GetRemapLogRequest* request,
+                           v1::GetRemapLogResponse* response) override;
 
  private:
   using Stream = grpc::ServerReaderWriter<v1::BrokerMessage, v1::WorkerMessage>;
