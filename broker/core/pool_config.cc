@@ -1,5 +1,6 @@
 #include "broker/core/pool_config.h"
 
+#include <algorithm>
 #include <set>
 #include <vector>
 
@@ -47,13 +48,36 @@ void CheckTenant(uint32_t pool_slabs, const TenantDemand& tenant,
   }
 }
 
+// What nobody else may keep from the tenant.
+uint32_t KeptSlabs(const TenantDemand& tenant, MemoryPolicy policy) {
+  const TenantConfig& config = tenant.config;
+  if (config.floor_slabs > 0) return config.floor_slabs;
+  return config.workspace_slabs + (policy == MemoryPolicy::kRemap ? 0 : tenant.image_slabs);
+}
+
 }  // namespace
 
-absl::Status ValidatePool(uint32_t pool_slabs, absl::Span<const TenantDemand> tenants) {
+absl::string_view MemoryPolicyName(MemoryPolicy policy) {
+  switch (policy) {
+    case MemoryPolicy::kRemap:
+      return "remap";
+    case MemoryPolicy::kStatic:
+      return "static";
+    case MemoryPolicy::kRecompute:
+      return "recompute";
+    case MemoryPolicy::kSwap:
+      return "swap";
+  }
+  return "invalid";
+}
+
+absl::Status ValidatePool(uint32_t pool_slabs, absl::Span<const TenantDemand> tenants,
+                          MemoryPolicy policy) {
   std::vector<std::string> problems;
   std::set<std::string> names;
   std::vector<std::string> floors;
   uint64_t kept_sum = 0;
+  uint32_t longest_best_effort = 0;
   if (pool_slabs == 0) problems.push_back("the pool has no slabs: set its size");
   for (const TenantDemand& tenant : tenants) {
     if (tenant.config.name.empty()) problems.push_back("a tenant has no name");
@@ -63,11 +87,22 @@ absl::Status ValidatePool(uint32_t pool_slabs, absl::Span<const TenantDemand> te
     }
     CheckTenant(pool_slabs, tenant, problems);
     const bool best_effort = tenant.config.floor_slabs == 0;
-    const uint32_t kept = best_effort ? tenant.config.workspace_slabs : tenant.config.floor_slabs;
+    const uint32_t kept = KeptSlabs(tenant, policy);
     kept_sum += kept;
+    if (best_effort && policy == MemoryPolicy::kStatic) {
+      problems.push_back(absl::StrCat("tenant \"", tenant.config.name,
+                                      "\" has no floor, which is its share with memory_policy "
+                                      "static: set one"));
+    }
+    if (best_effort && policy != MemoryPolicy::kRemap) {
+      longest_best_effort = std::max(longest_best_effort, tenant.config.sequence_slabs);
+    }
     if (kept == 0 && best_effort) continue;
-    floors.push_back(
-        absl::StrCat(tenant.config.name, " ", kept, best_effort ? " of workspace" : ""));
+    const absl::string_view what = !best_effort ? ""
+                                   : policy == MemoryPolicy::kRemap
+                                       ? " of workspace"
+                                       : " of parameters and workspace";
+    floors.push_back(absl::StrCat(tenant.config.name, " ", kept, what));
   }
   if (kept_sum > pool_slabs) {
     problems.push_back(absl::StrCat("the floors add up to ", kept_sum, " slabs (",
@@ -76,8 +111,24 @@ absl::Status ValidatePool(uint32_t pool_slabs, absl::Span<const TenantDemand> te
                                     "pool by ",
                                     kept_sum - pool_slabs, " slabs"));
   }
+  if (kept_sum <= pool_slabs && pool_slabs - kept_sum < longest_best_effort) {
+    problems.push_back(absl::StrCat(
+        "floors and parameters that stay take ", kept_sum, " slabs (", absl::StrJoin(floors, ", "),
+        ") and leave ", pool_slabs - kept_sum, " of the pool's ", pool_slabs,
+        "; one longest sequence of a tenant without a floor takes ", longest_best_effort,
+        ": enlarge the pool, lower floors or shorten sequences"));
+  }
   if (problems.empty()) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrJoin(problems, "; "));
+}
+
+TenantConfig ConfigUnder(MemoryPolicy policy, const TenantDemand& tenant) {
+  TenantConfig config = tenant.config;
+  if (policy == MemoryPolicy::kRemap) return config;
+  config.pinned = true;
+  config.floor_slabs = KeptSlabs(tenant, policy);
+  if (policy == MemoryPolicy::kStatic) config.quota_slabs = config.floor_slabs;
+  return config;
 }
 
 }  // namespace palimpsest

@@ -6,9 +6,21 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 
 namespace palimpsest {
+
+// What happens when KV cache needs more memory than there is. See docs/policies.md.
+enum class MemoryPolicy : uint8_t {
+  kRemap,      // parameters go and come back
+  kStatic,     // each tenant keeps to its own share, which is its floor
+  kRecompute,  // parameters stay, KV shares the rest; preempted sequences are computed again
+  kSwap,       // as kRecompute, but the KV of preempted sequences goes to host memory and back
+};
+
+// "remap", "static", "recompute", "swap".
+absl::string_view MemoryPolicyName(MemoryPolicy policy);
 
 struct TenantConfig {
   std::string name;
@@ -40,9 +52,19 @@ struct TenantDemand {
 //   - each tenant alone fits: image + workspace + one longest sequence <= quota <= pool;
 //   - a floor is 0 (and the tenant not pinned) or holds image + workspace + one longest sequence,
 //     and is at most the quota;
-//   - the floors, and the workspaces of tenants without a floor, fit the pool together.
+//   - the floors, and the workspaces of tenants without a floor, fit the pool together; where
+//     parameters stay, so do the images of those tenants, and one longest sequence of each of them
+//     alone;
+//   - with kStatic, every tenant has a floor.
 // Otherwise InvalidArgument with the numbers of every broken rule and what to change.
-absl::Status ValidatePool(uint32_t pool_slabs, absl::Span<const TenantDemand> tenants);
+absl::Status ValidatePool(uint32_t pool_slabs, absl::Span<const TenantDemand> tenants,
+                          MemoryPolicy policy = MemoryPolicy::kRemap);
+
+// What the arbiter has to be told of a valid tenant so that its rules become the policy's. Where
+// parameters stay they are pinned, and part of a floor, so that a worker that comes back finds room
+// for them. With kStatic the floor is the quota too: whatever a tenant may ask for is its own, and
+// nobody else may have it.
+TenantConfig ConfigUnder(MemoryPolicy policy, const TenantDemand& tenant);
 
 }  // namespace palimpsest
 

@@ -62,6 +62,43 @@ TEST(ValidatePool, NamesNumbersAndRemedy) {
   }
 }
 
+TEST(ValidatePool, ParametersThatStayMustFitTogether) {
+  const std::vector<TenantDemand> tenants = {Demand("a", 30, 64), Demand("b", 0, 64)};
+  const auto message = [&](uint32_t pool, MemoryPolicy policy) {
+    return std::string(ValidatePool(pool, tenants, policy).message());
+  };
+  EXPECT_TRUE(ValidatePool(64, tenants, MemoryPolicy::kRemap).ok());
+  EXPECT_TRUE(ValidatePool(64, tenants, MemoryPolicy::kRecompute).ok());
+  EXPECT_TRUE(ValidatePool(64, tenants, MemoryPolicy::kSwap).ok());
+  EXPECT_NE(message(64, MemoryPolicy::kStatic).find("\"b\" has no floor"), std::string::npos);
+  const std::vector<TenantDemand> many = {Demand("a", 30, 54), Demand("b", 0, 54)};
+  EXPECT_TRUE(ValidatePool(54, many, MemoryPolicy::kRemap).ok());
+  const absl::Status status = ValidatePool(54, many, MemoryPolicy::kSwap);
+  EXPECT_NE(std::string(status.message())
+                .find("take 51 slabs (a 30, b 21 of parameters and workspace) and leave 3"),
+            std::string::npos)
+      << status;
+}
+
+TEST(ConfigUnder, RemapChangesNothing) {
+  const TenantDemand tenant = Demand("a", 30, 64);
+  const TenantConfig config = ConfigUnder(MemoryPolicy::kRemap, tenant);
+  EXPECT_EQ(config.floor_slabs, 30);
+  EXPECT_EQ(config.quota_slabs, 64);
+  EXPECT_FALSE(config.pinned);
+}
+
+TEST(ConfigUnder, ParametersStayElsewhere) {
+  for (const MemoryPolicy policy : {MemoryPolicy::kRecompute, MemoryPolicy::kSwap}) {
+    EXPECT_TRUE(ConfigUnder(policy, Demand("a", 30, 64)).pinned);
+    EXPECT_EQ(ConfigUnder(policy, Demand("a", 30, 64)).floor_slabs, 30);
+    EXPECT_EQ(ConfigUnder(policy, Demand("a", 30, 64)).quota_slabs, 64);
+    EXPECT_EQ(ConfigUnder(policy, Demand("b", 0, 64)).floor_slabs, 21);
+  }
+  EXPECT_TRUE(ConfigUnder(MemoryPolicy::kStatic, Demand("a", 30, 64)).pinned);
+  EXPECT_EQ(ConfigUnder(MemoryPolicy::kStatic, Demand("a", 30, 64)).quota_slabs, 30);
+}
+
 TEST(ValidatePool, SumsDoNotOverflow) {
   EXPECT_FALSE(ValidatePool(64, {Demand("a", 0xffffffff, 0xffffffff), Demand("b", 40, 64)}).ok());
 }

@@ -36,6 +36,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "broker/core/arbiter.h"
+#include "broker/core/pool_config.h"
 #include "broker/device/slab_device.h"
 #include "broker/server/broker_metrics.h"
 #include "broker/server/descriptor_server.h"
@@ -58,7 +59,8 @@ class Broker : public DescriptorDelegate {
     // `generation` is taken from the journal.
     ArbiterOptions arbiter;
     Bytes slab_bytes;
-    // By TenantId.
+    MemoryPolicy memory_policy = MemoryPolicy::kRemap;
+    // By TenantId; as ConfigUnder that policy gives them.
     std::vector<TenantConfig> tenants;
     // Slabs of each tenant's parameter image.
     std::vector<uint32_t> image_slabs;

@@ -151,6 +151,8 @@ void Broker::Do(const Work& work, const SendAttached& attached) {
   out.set_quota_slabs(options_.tenants[session.tenant->value()].quota_slabs);
   out.set_workspace_slabs(options_.tenants[session.tenant->value()].workspace_slabs);
   out.set_backend(parts_.device.name());
+  out.set_preemption(options_.memory_policy == MemoryPolicy::kSwap ? v1::PREEMPTION_SWAP
+                                                                   : v1::PREEMPTION_RECOMPUTE);
   *out.mutable_image() = attached.image->manifest;
   if (attached.send_image) {
     const Token token =
@@ -284,6 +286,7 @@ v1::GetStatusResponse Broker::Status() {
   out.set_cleaning_slabs(snapshot.cleaning_slabs);
   out.set_quarantined_slabs(snapshot.quarantined_slabs + snapshot.lost_slabs);
   out.set_backend(parts_.device.name());
+  out.set_memory_policy(std::string(MemoryPolicyName(options_.memory_policy)));
   for (uint32_t i = 0; i < snapshot.tenants.size(); ++i) {
     FillTenant(snapshot.tenants[i], TenantId(i), *out.add_tenants());
   }

@@ -55,7 +55,16 @@ BrokerTenant ReadTenant(ConfigReader& reader, Bytes pool_bytes, bool cuda) {
   return tenant;
 }
 
-ArbiterOptions ReadPolicy(ConfigReader policy) {
+MemoryPolicy ReadMemoryPolicy(ConfigReader& policy) {
+  return policy.Choice<MemoryPolicy>("memory_policy",
+                                     {{"remap", MemoryPolicy::kRemap},
+                                      {"static", MemoryPolicy::kStatic},
+                                      {"recompute", MemoryPolicy::kRecompute},
+                                      {"swap", MemoryPolicy::kSwap}},
+                                     MemoryPolicy::kRemap);
+}
+
+ArbiterOptions ReadPolicy(ConfigReader& policy) {
   const absl::Duration day = absl::Hours(24);
   const absl::Duration tick = absl::Milliseconds(10);
   ArbiterOptions out;
@@ -154,7 +163,9 @@ absl::StatusOr<BrokerConfig> ReadBrokerConfig(YamlConfig& yaml, const std::strin
   config.log_level = ReadLogLevel(root);
 
   ReadPool(root.Map("pool"), config);
-  config.policy = ReadPolicy(root.Map("policy"));
+  ConfigReader policy = root.Map("policy");
+  config.memory_policy = ReadMemoryPolicy(policy);
+  config.policy = ReadPolicy(policy);
   config.policy.slab_bytes = config.slab_bytes;
 
   std::vector<ConfigReader> tenants = root.Maps("tenants", kMaxTenants);

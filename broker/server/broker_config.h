@@ -12,6 +12,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "broker/core/arbiter.h"
+#include "broker/core/pool_config.h"
 #include "broker/server/image_manager.h"
 #include "common/bytes.h"
 #include "common/log.h"
@@ -61,6 +62,7 @@ struct BrokerConfig {
   Bytes pool_bytes;
   Bytes slab_bytes;
   std::vector<BrokerTenant> tenants;
+  MemoryPolicy memory_policy = MemoryPolicy::kRemap;
   // pool_slabs is set, generation is not.
   ArbiterOptions policy;
   absl::Duration token_lifetime;

@@ -87,6 +87,18 @@ TEST(ReadBrokerConfig, ReadsPolicy) {
   EXPECT_EQ(config->policy.victims, VictimPolicy::kLru);
 }
 
+TEST(ReadBrokerConfig, ReadsMemoryPolicy) {
+  const auto with = [](absl::string_view policy) {
+    return absl::StrCat("policy: {memory_policy: ", policy, "}\n", kHead, kTenant);
+  };
+  EXPECT_EQ(Read(absl::StrCat(kHead, kTenant))->memory_policy, MemoryPolicy::kRemap);
+  for (const MemoryPolicy policy : {MemoryPolicy::kRemap, MemoryPolicy::kStatic,
+                                    MemoryPolicy::kRecompute, MemoryPolicy::kSwap}) {
+    EXPECT_EQ(Read(with(MemoryPolicyName(policy)))->memory_policy, policy);
+  }
+  EXPECT_THAT(Refusal(with("evict")), HasSubstr("memory_policy"));
+}
+
 TEST(ReadBrokerConfig, ReadsLogLevel) {
   const auto config = Read(absl::StrCat("log_level: warning\n", kHead, kTenant));
   ASSERT_TRUE(config.ok()) << config.status();

@@ -106,14 +106,15 @@ absl::StatusOr<PoolPlan> PlanPool(const BrokerConfig& config) {
     demand.config.sequence_slabs =
         static_cast<uint32_t>(CeilDiv(block * blocks, config.slab_bytes));
     demand.image_slabs = static_cast<uint32_t>(image / config.slab_bytes);
-    plan.tenants.push_back(demand.config);
+    plan.tenants.push_back(ConfigUnder(config.memory_policy, demand));
     plan.image_slabs.push_back(demand.image_slabs);
     plan.context_allowance.push_back(tenant.context);
     images[{tenant.model.folder, tenant.model.dummy_seed}] = WholeImageBytes(*manifest);
     demands.push_back(std::move(demand));
   }
   for (const auto& [source, bytes] : images) plan.image_bytes += bytes;
-  if (absl::Status status = ValidatePool(config.policy.pool_slabs, demands); !status.ok()) {
+  if (absl::Status status = ValidatePool(config.policy.pool_slabs, demands, config.memory_policy);
+      !status.ok()) {
     return status;
   }
   return plan;
@@ -223,6 +224,7 @@ absl::Status BrokerServer::OpenState(const PoolPlan& plan,
   images_ = std::make_unique<ImageManager>(std::move(images), *journal_, broker_metrics_);
   Broker::Options options{.arbiter = config_.policy,
                           .slab_bytes = config_.slab_bytes,
+                          .memory_policy = config_.memory_policy,
                           .tenants = plan.tenants,
                           .image_slabs = plan.image_slabs,
                           .context_allowance = plan.context_allowance,
