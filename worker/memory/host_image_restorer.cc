@@ -70,7 +70,7 @@ void HostImageRestorer::Work() {
     mu_.Unlock();
     absl::Status status;
     if (job.progress->wanted(slab)) {
-      status = RestoreOne(job.base, slab);
+      status = CopySlab(job.base, slab);
       if (status.ok()) job.progress->done(slab);
     }
     mu_.Lock();
@@ -83,7 +83,7 @@ void HostImageRestorer::Work() {
   changed_.SignalAll();
 }
 
-absl::Status HostImageRestorer::RestoreOne(std::byte* base, RegionIndex slab) const {
+absl::Status HostImageRestorer::CopySlab(std::byte* base, RegionIndex slab) const {
   if (slab.value() >= checksums_.size()) {
     return absl::InvalidArgumentError(
         absl::StrCat("slab ", slab.ToString(), " of an image of ", checksums_.size()));

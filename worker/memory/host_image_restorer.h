@@ -34,6 +34,9 @@ class HostImageRestorer : public ImageRestorer {
   absl::Status Restore(absl::Span<std::byte* const> bases, absl::Span<const RegionIndex> slabs,
                        const Progress& progress) override;
 
+  bool copies_slabs() const override { return true; }
+  absl::Status CopySlab(std::byte* base, RegionIndex slab) const override;
+  const std::byte* bytes(int) const override { return mapping_.data(); }
   const UniqueFd& image() const override { return image_; }
 
  private:
@@ -56,7 +59,6 @@ class HostImageRestorer : public ImageRestorer {
   void HelperLoop();
   // Works on `job_` until no slab is left.
   void Work() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  absl::Status RestoreOne(std::byte* base, RegionIndex slab) const;
 
   const UniqueFd image_;
   const Mapping mapping_;

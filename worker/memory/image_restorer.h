@@ -2,7 +2,7 @@
 // image's by their checksums. One implementation for the host (host_image_restorer.h), one for GPUs
 // (worker/memory/cuda).
 //
-// Threads: Restore may be called by one thread at a time; StageEvent from any.
+// Threads: Restore may be called by one thread at a time, everything else from any.
 #ifndef PALIMPSEST_WORKER_MEMORY_IMAGE_RESTORER_H_
 #define PALIMPSEST_WORKER_MEMORY_IMAGE_RESTORER_H_
 
@@ -65,6 +65,18 @@ class ImageRestorer {
     return nullptr;
   }
 
+  // Whether CopySlab works: where slabs are host memory. Elsewhere the runner copies by itself.
+  virtual bool copies_slabs() const { return false; }
+  // Copies one slab to its place of the region at `base` on the calling thread, and checks it as
+  // Restore does.
+  virtual absl::Status CopySlab(std::byte* base, RegionIndex slab) const {
+    (void)base, (void)slab;
+    return absl::UnimplementedError("slabs are not host memory");
+  }
+
+  // The rank's part of the image in this process's memory: mapped for reading, and for a GPU
+  // registered with its driver slab by slab, as far as slabs have been restored.
+  virtual const std::byte* bytes(int rank) const = 0;
   // To return to the next broker process.
   virtual const UniqueFd& image() const = 0;
 };

@@ -113,6 +113,40 @@ TEST(SlabRegion, OneRefusedSlabLeavesAllPlacesFree) {
   EXPECT_TRUE(Put(*region, 1, 6).ok());
 }
 
+TEST(SlabRegion, AliasesShowASlabAtSeveralPlacesAndAreNobodys) {
+  auto region = Region(4);
+  ASSERT_TRUE(Put(*region, 0, 7, Slab('a')).ok());
+  const SlabRegion::Held slab = region->held()[0];
+  ASSERT_TRUE(region->Vacate({RegionIndex(0)}).ok());
+  EXPECT_TRUE(region->held().empty());
+  const auto at = [&](uint32_t place) {
+    SlabRegion::Held alias = slab;
+    alias.index = RegionIndex(place);
+    return alias;
+  };
+  ASSERT_TRUE(region->Occupy({at(1)}, {at(0), at(3)}).ok());
+  *region->at(RegionIndex(3)) = std::byte{'z'};
+  EXPECT_EQ(static_cast<char>(*region->at(RegionIndex(0))), 'z');
+  EXPECT_EQ(static_cast<char>(*region->at(RegionIndex(1))), 'z');
+  EXPECT_EQ(region->mapped(), 1);
+  ASSERT_EQ(region->held().size(), 1);
+  EXPECT_EQ(region->held()[0].index, RegionIndex(1));
+  EXPECT_EQ(region->held()[0].memory, slab.memory);
+  EXPECT_TRUE(region->IsTaken(RegionIndex(3)));
+  EXPECT_FALSE(region->IsMapped(RegionIndex(3)));
+
+  EXPECT_TRUE(absl::IsNotFound(region->Unmap({RegionIndex(3)}).status()));
+  EXPECT_TRUE(absl::IsAlreadyExists(region->Occupy({at(2)}, {at(3)})));
+  EXPECT_TRUE(absl::IsAlreadyExists(region->Occupy({at(2)}, {at(2)})));
+  EXPECT_FALSE(region->IsTaken(RegionIndex(2)));
+  EXPECT_TRUE(absl::IsNotFound(region->Vacate({RegionIndex(0), RegionIndex(2)})));
+  ASSERT_TRUE(region->Vacate({RegionIndex(0), RegionIndex(1)}).ok());
+  EXPECT_EQ(static_cast<char>(*region->at(RegionIndex(3))), 'z');  // whatever its own place is
+  EXPECT_TRUE(Put(*region, 0, 8).ok());
+  ASSERT_TRUE(region->UnmapAll().ok());
+  EXPECT_FALSE(region->IsTaken(RegionIndex(3)));
+}
+
 TEST(ParameterGate, PassesReadyStagesAndRefusesAbsentOnes) {
   ParameterGateImpl gate(2, kLong);
   gate.Set(1, Stage::kReady);

@@ -42,7 +42,8 @@ class RegionMemory {
   virtual std::byte* base(int rank) const = 0;
 
   // Maps slabs at free places, so that every access works from then on, and sets the descriptors of
-  // pieces that came without. InvalidArgument if a descriptor is not a slab's. All or nothing.
+  // pieces that came without. A slab may be mapped at several places, which then show the same
+  // memory. InvalidArgument if a descriptor is not a slab's. All or nothing.
   virtual absl::Status Map(absl::Span<Piece> pieces) = 0;
 
   // Gives mapped places up. On error their slabs must not be given back.

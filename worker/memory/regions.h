@@ -3,7 +3,8 @@
 // is done is RegionMemory's business.
 //
 // The region owns a duplicate of every mapped slab's descriptors, so that slabs can be returned to
-// the next broker process when this one dies.
+// the next broker process when this one dies. A slab may also be mapped at places that are not its
+// own: aliases, which count as nobody's.
 //
 // Threads: thread-safe; Map and Unmap block as RegionMemory does. The caller makes sure that nobody
 // accesses a place while it is mapped or unmapped.
@@ -34,6 +35,7 @@ class SlabRegion {
     Epoch epoch;
     RegionIndex index;
     std::shared_ptr<const SlabDescriptors> memory;
+    uint64_t memory_id = 0;
   };
   // A slab that was granted.
   struct Arrival {
@@ -64,16 +66,24 @@ class SlabRegion {
   absl::StatusOr<std::vector<RegionIndex>> MapAnywhere(std::vector<Arrival> slabs);
 
   // Gives places up and says which slabs were there. NotFound, with nothing changed, when there was
-  // none at one of them.
+  // none at one of them, or an alias.
   absl::StatusOr<std::vector<SlabId>> Unmap(absl::Span<const RegionIndex> indexes);
   // Everything; for the end.
   absl::Status UnmapAll();
 
-  // What is mapped, by place.
+  // The two halves of moving slabs that stay with this process. First gives places up, aliases too;
+  // the slabs' memory is the caller's to keep. NotFound, with nothing changed, as Unmap.
+  absl::Status Vacate(absl::Span<const RegionIndex> indexes);
+  // Then maps slabs at their `index` in this region, and aliases of slabs at theirs. Errors as Map.
+  absl::Status Occupy(std::vector<Held> slabs, std::vector<Held> aliases);
+
+  // What is mapped, by place; of these four, aliases are known to the last one alone.
   std::vector<Held> held() const;
   int32_t mapped() const;
-  bool Contains(RegionIndex index) const { return index.value() < places(); }
   bool IsMapped(RegionIndex index) const;
+  bool IsTaken(RegionIndex index) const;
+
+  bool Contains(RegionIndex index) const { return index.value() < places(); }
 
   uint32_t places() const { return count_; }
   Bytes slab_bytes() const { return slab_bytes_; }
@@ -88,10 +98,18 @@ class SlabRegion {
  private:
   struct Place {
     bool taken = false;  // also while Map is under way
+    bool alias = false;
     std::optional<Held> held;
   };
 
+  // Takes free places for what will be mapped there.
+  absl::Status Take(absl::Span<const RegionIndex> indexes);
   absl::Status MapTaken(std::vector<Arrival> slabs, absl::Span<const RegionIndex> indexes);
+  // Maps at places that were taken, and frees them again if that fails; `slabs` are the places' own
+  // but for the last `aliases` of them.
+  absl::Status OccupyTaken(std::vector<Held> slabs, size_t aliases);
+  // Of places that are taken and no longer held.
+  absl::Status UnmapVacated(absl::Span<const RegionIndex> indexes);
   RegionIndex InMemory(RegionIndex index) const { return RegionIndex(first_ + index.value()); }
 
   const std::shared_ptr<RegionMemory> memory_;

@@ -214,7 +214,7 @@ absl::Status WorkerProcess::MakeCompute(int32_t block_tokens) {
   std::vector<ModelMemory> memory;
   for (int rank = 0; rank < memory_->ranks(); ++rank) {
     memory.push_back({memory_->parameters(rank), memory_->kv(rank), block, memory_->workspace(rank),
-                      memory_->workspace_bytes()});
+                      memory_->workspace_bytes(), memory_->image(rank)});
   }
   if (backend_ != nullptr) return MakeGpuCompute(*layout, memory, block_tokens);
   CpuRunnerOptions options;

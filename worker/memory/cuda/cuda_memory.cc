@@ -22,11 +22,12 @@ namespace {
 constexpr Bytes kLinkProbe = MiB(32);
 constexpr int kLinkProbes = 4;
 
-// Memory of one slab as this process knows it.
+// Memory of one slab as this process knows it; of all places that it is mapped at.
 struct Import {
-  std::vector<CudaAllocation> handles;  // by rank; empty: nothing
+  std::vector<CudaAllocation> handles;  // by rank
   std::shared_ptr<const SlabDescriptors> descriptors;
 };
+using ImportPtr = std::shared_ptr<const Import>;
 
 }  // namespace
 
@@ -39,19 +40,19 @@ class CudaMemory::Imports {
     return kept_.contains(memory_id);
   }
 
-  // Nothing if it is not there.
-  Import Take(SlabId slab, uint64_t memory_id) {
+  // Null if it is not there.
+  ImportPtr Take(SlabId slab, uint64_t memory_id) {
     MutexLock lock(&mu_);
     const auto found = kept_.find(memory_id);
-    if (found == kept_.end()) return {};
-    Import import = std::move(found->second);
+    if (found == kept_.end()) return nullptr;
+    ImportPtr import = std::move(found->second);
     kept_.erase(found);
     ids_.erase(slab);
     return import;
   }
 
-  void Keep(SlabId slab, uint64_t memory_id, Import import) {
-    Import old;  // released after the lock
+  void Keep(SlabId slab, uint64_t memory_id, ImportPtr import) {
+    ImportPtr old;  // released after the lock
     MutexLock lock(&mu_);
     const auto [id, fresh] = ids_.emplace(slab, memory_id);
     if (!fresh) {
@@ -65,7 +66,7 @@ class CudaMemory::Imports {
   }
 
   void Drop() {
-    absl::flat_hash_map<uint64_t, Import> dropped;
+    absl::flat_hash_map<uint64_t, ImportPtr> dropped;
     MutexLock lock(&mu_);
     dropped.swap(kept_);
     ids_.clear();
@@ -73,7 +74,7 @@ class CudaMemory::Imports {
 
  private:
   mutable Mutex mu_;
-  absl::flat_hash_map<uint64_t, Import> kept_ ABSL_GUARDED_BY(mu_);
+  absl::flat_hash_map<uint64_t, ImportPtr> kept_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_map<SlabId, uint64_t> ids_ ABSL_GUARDED_BY(mu_);
 };
 
@@ -111,6 +112,7 @@ class CudaMemory::Region : public RegionMemory {
     MutexLock lock(&mu_);
     for (Place& place : mapped) {
       const RegionIndex index = place.index;
+      slabs_[place.slab] = place.import;
       places_.insert_or_assign(index, std::move(place));
     }
     return absl::OkStatus();
@@ -128,6 +130,11 @@ class CudaMemory::Region : public RegionMemory {
       gone.push_back(std::move(found->second));
       places_.erase(found);
       Place& place = gone.back();
+      if (place.import.use_count() > 1) {  // it is mapped elsewhere
+        place.import = nullptr;
+        continue;
+      }
+      slabs_.erase(place.slab);
       if (status.ok() && place.memory_id != 0) {
         imports_->Keep(place.slab, place.memory_id, std::move(place.import));
       }
@@ -140,18 +147,36 @@ class CudaMemory::Region : public RegionMemory {
     RegionIndex index;
     SlabId slab;
     uint64_t memory_id = 0;
-    Import import;
+    ImportPtr import;
   };
 
+  // What is mapped of the slab, here or by this call so far, or was kept, or is imported now.
+  absl::StatusOr<ImportPtr> Find(const Piece& piece, absl::Span<const Place> mapped) {
+    for (const Place& place : mapped) {
+      if (place.slab == piece.slab) return place.import;
+    }
+    {
+      MutexLock lock(&mu_);
+      const auto found = slabs_.find(piece.slab);
+      if (found != slabs_.end()) {
+        if (ImportPtr import = found->second.lock()) return import;
+      }
+    }
+    if (piece.memory_id != 0) {
+      if (ImportPtr kept = imports_->Take(piece.slab, piece.memory_id)) return kept;
+    }
+    return ImportAll(piece);
+  }
+
   absl::Status MapOne(Piece& piece, std::vector<Place>& mapped) {
-    Place place{piece.place, piece.slab, piece.memory_id, {}};
-    if (piece.memory_id != 0) place.import = imports_->Take(piece.slab, piece.memory_id);
-    absl::Status status;
-    if (place.import.handles.empty()) status = ImportAll(piece, place.import);
+    Place place{piece.place, piece.slab, piece.memory_id, nullptr};
+    absl::StatusOr<ImportPtr> import = Find(piece, mapped);
+    absl::Status status = import.status();
+    if (status.ok()) place.import = *std::move(import);
     const Bytes offset = slab_bytes_ * piece.place.value();
     size_t rank = 0;
     while (status.ok() && rank < ranges_.size()) {
-      status = ranges_[rank].Map(offset, slab_bytes_, place.import.handles[rank]);
+      status = ranges_[rank].Map(offset, slab_bytes_, place.import->handles[rank]);
       if (status.ok()) ++rank;
     }
     if (!status.ok()) {
@@ -159,25 +184,26 @@ class CudaMemory::Region : public RegionMemory {
       return absl::Status(status.code(),
                           absl::StrCat("slab ", piece.slab.ToString(), ": ", status.message()));
     }
-    piece.descriptors = place.import.descriptors;
+    piece.descriptors = place.import->descriptors;
     mapped.push_back(std::move(place));
     return absl::OkStatus();
   }
 
-  absl::Status ImportAll(const Piece& piece, Import& import) const {
+  absl::StatusOr<ImportPtr> ImportAll(const Piece& piece) const {
     if (piece.descriptors == nullptr || piece.descriptors->size() != contexts_.size()) {
       return absl::InvalidArgumentError(
           absl::StrCat(piece.descriptors == nullptr ? 0 : piece.descriptors->size(),
                        " descriptors, expected ", contexts_.size()));
     }
+    auto import = std::make_shared<Import>();
     for (size_t rank = 0; rank < contexts_.size(); ++rank) {
       auto handle = CudaAllocation::Import(contexts_[rank]->driver(), contexts_[rank]->ordinal(),
                                            (*piece.descriptors)[rank]);
       if (!handle.ok()) return handle.status();
-      import.handles.push_back(*std::move(handle));
+      import->handles.push_back(*std::move(handle));
     }
-    import.descriptors = piece.descriptors;
-    return absl::OkStatus();
+    import->descriptors = piece.descriptors;
+    return import;
   }
 
   absl::Status UnmapRuns(std::vector<RegionIndex> places) const {
@@ -210,6 +236,8 @@ class CudaMemory::Region : public RegionMemory {
 
   Mutex mu_;
   std::map<RegionIndex, Place> places_ ABSL_GUARDED_BY(mu_);
+  // What places_ hold.
+  absl::flat_hash_map<SlabId, std::weak_ptr<const Import>> slabs_ ABSL_GUARDED_BY(mu_);
 };
 
 absl::StatusOr<std::unique_ptr<CudaMemory>> CudaMemory::Open(const Options& options) {

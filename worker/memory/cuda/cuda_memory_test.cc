@@ -163,6 +163,40 @@ TEST_P(CudaMemoryTest, NamedMemoryIsKeptForTheNextGrant) {
   EXPECT_EQ(InUse() - before, kSlab * ranks());  // `fresh`
 }
 
+TEST_P(CudaMemoryTest, OneImportServesAllPlacesOfASlabAndIsKeptBehindTheLast) {
+  auto region = Region(4);
+  const size_t mappings = FakeCuda::Mappings();
+  const Slab broker = MakeSlab();
+  std::vector<SlabRegion::Arrival> slabs;
+  Add(slabs, 4, 77, Export(broker));
+  ASSERT_TRUE(region->Map(std::move(slabs), {RegionIndex(0)}).ok());
+  const SlabRegion::Held held = region->held()[0];
+  EXPECT_EQ(held.memory_id, 77);
+  const auto at = [&](uint32_t place) {
+    SlabRegion::Held alias = held;
+    alias.index = RegionIndex(place);
+    return alias;
+  };
+  ASSERT_TRUE(region->Occupy({}, {at(1), at(3)}).ok());
+  Fill(*region, 5, 2);
+  EXPECT_TRUE(Holds(*region, RegionIndex(3), 5));
+  ASSERT_TRUE(region->Vacate({RegionIndex(0), RegionIndex(1)}).ok());
+  EXPECT_FALSE(memory_->Keeps(77));
+  EXPECT_TRUE(Holds(*region, RegionIndex(3), 5));
+  ASSERT_TRUE(region->Occupy({at(2)}, {}).ok());
+  EXPECT_TRUE(Holds(*region, RegionIndex(2), 5));
+  ASSERT_TRUE(region->Vacate({RegionIndex(3), RegionIndex(2)}).ok());
+  EXPECT_TRUE(memory_->Keeps(77));
+  EXPECT_EQ(FakeCuda::Mappings(), mappings);
+  // What was held and mapped nowhere comes back by what was kept, or by its descriptors.
+  ASSERT_TRUE(region->Occupy({at(1)}, {at(0)}).ok());
+  EXPECT_FALSE(memory_->Keeps(77));
+  ASSERT_TRUE(region->Vacate({RegionIndex(1), RegionIndex(0)}).ok());
+  memory_->DropKept();
+  ASSERT_TRUE(region->Occupy({at(1)}, {at(0)}).ok());
+  EXPECT_TRUE(Holds(*region, RegionIndex(0), 5));
+}
+
 class CudaImageRestorerTest : public CudaMemoryTest {
  protected:
   static constexpr uint32_t kSlabs = 8;
@@ -223,6 +257,10 @@ TEST_P(CudaImageRestorerTest, CopiesWhatIsWantedInOrder) {
     for (std::string& target : target_) std::fill(target.begin(), target.end(), 9);
     shape_.verify = verify;
     auto restorer = *memory_->OpenImage(Image(), shape_);
+    for (uint32_t rank = 0; rank < GetParam().size(); ++rank) {
+      const auto* part = reinterpret_cast<const char*>(restorer->bytes(static_cast<int>(rank)));
+      EXPECT_TRUE(Same(part + kSlabSize, rank, 1));
+    }
     std::vector<RegionIndex> queued, done;
     const absl::Status status =
         restorer->Restore(targets(), all_,
