@@ -122,6 +122,12 @@ absl::StatusOr<StepResult> FakeRunner::Wait() {
   return result;
 }
 
+absl::Status FakeRunner::SetRotation(const Rotation& rotation) {
+  PALIMPSEST_CHECK(flights_.empty());
+  rotation_ = rotation;
+  return absl::OkStatus();
+}
+
 void FakeRunner::ExecuteUpTo(size_t index) {
   for (size_t i = 0; i <= index; ++i) {
     Flight& flight = flights_[i];

@@ -74,6 +74,7 @@ class FakeRunner : public ModelRunner {
   int pipeline_depth() const override { return options_.depth; }
   absl::Status Submit(const StepPlan& plan) override;
   absl::StatusOr<StepResult> Wait() override;
+  absl::Status SetRotation(const Rotation& rotation) override;
 
   // The step submitted next will fail, or Submit will.
   void FailNext() { fail_next_ = true; }
@@ -81,6 +82,8 @@ class FakeRunner : public ModelRunner {
 
   int steps_in_flight() const { return static_cast<int>(flights_.size()); }
   int64_t steps() const { return steps_; }
+  // The last one that it was told.
+  const Rotation& rotation() const { return rotation_; }
   int64_t continued_chunks() const { return continued_chunks_; }
 
  private:
@@ -105,6 +108,7 @@ class FakeRunner : public ModelRunner {
   bool failure_seen_ = false;
   bool fail_next_ = false;
   bool refuse_next_ = false;
+  Rotation rotation_;
   int64_t steps_ = 0;             // that succeeded
   int64_t continued_chunks_ = 0;  // submitted before their token was known
 };

@@ -36,7 +36,8 @@ class ParameterGate {
 
   // Blocks until every slab of stage `stage` (index into ImageManifest.stages) holds the image's
   // bytes. Returns an error when that will not happen (activation refused, session lost, deadline):
-  // the step is abandoned and may be submitted again later.
+  // the step is abandoned and may be submitted again later; no stage that it let through is read
+  // any more then.
   virtual absl::Status AwaitStage(int stage) = 0;
 
   // The form for runners whose kernels run later than they are submitted: blocks only until every
@@ -45,7 +46,8 @@ class ParameterGate {
   // already. The events live until the stage is taken away.
   //
   // Ranks that compute together must go on or give up together, and a stage may close at any time:
-  // one thread asks, once for all ranks, before any of them enqueues work of the stage.
+  // one thread asks, once for all ranks, before any of them enqueues work of the stage. A rotating
+  // stage passes without an event: its bytes are copied by the runner.
   virtual absl::Status StageEvents(int stage, absl::Span<void*> events) {
     for (void*& event : events) event = nullptr;
     return AwaitStage(stage);
@@ -98,7 +100,8 @@ class ModelRunner {
 
   // These stages rotate from the next Submit on: their addresses are mapped for it already. Called
   // while no step is in flight. A runner with kernels that run later copies rotating layers itself,
-  // from ModelMemory::image; others leave that to the gate.
+  // from ModelMemory::image; others leave that to the gate. On error every step fails until a later
+  // call succeeds.
   virtual absl::Status SetRotation(const Rotation& rotation) {
     (void)rotation;
     return absl::OkStatus();

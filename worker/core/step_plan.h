@@ -12,6 +12,7 @@
 
 #include "absl/time/time.h"
 #include "absl/types/span.h"
+#include "common/bytes.h"
 #include "common/ids.h"
 #include "worker/core/sampling.h"
 
@@ -44,10 +45,11 @@ struct StepPlan {
   std::vector<SequenceChunk> chunks;
 };
 
-// What a step took on the device where a runner measured it; 0: it did not.
+// What a step took where a runner measured it; 0: it did not.
 struct StepTimes {
-  absl::Duration device;    // the step's copies included
-  absl::Duration sampling;  // of that, choosing tokens from logits
+  absl::Duration device;          // on the device, the step's copies included
+  absl::Duration sampling;        // of that, choosing tokens from logits
+  absl::Duration rotation_stall;  // waiting for rotating layers
 };
 
 struct StepResult {
@@ -56,6 +58,8 @@ struct StepResult {
   StepTimes times;
   // A captured graph was replayed instead of kernels launched one by one.
   bool graph = false;
+  // Copied into slots by the runner since the step before it, for whichever step.
+  Bytes rotation_bytes;
 };
 
 }  // namespace palimpsest

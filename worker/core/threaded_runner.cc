@@ -35,6 +35,14 @@ absl::StatusOr<StepResult> ThreadedRunner::Wait() {
   return result;
 }
 
+absl::Status ThreadedRunner::SetRotation(const Rotation& rotation) {
+  {
+    MutexLock lock(&mutex_);
+    PALIMPSEST_CHECK(flights_.empty());
+  }
+  return inner_->SetRotation(rotation);
+}
+
 ThreadedRunner::Flight* ThreadedRunner::Next() {
   for (Flight& flight : flights_) {
     if (!flight.result.has_value()) return &flight;

@@ -24,6 +24,7 @@ class ThreadedRunner : public ModelRunner {
   int pipeline_depth() const override { return kMaxPipelineDepth; }
   absl::Status Submit(const StepPlan& plan) override;
   absl::StatusOr<StepResult> Wait() override;
+  absl::Status SetRotation(const Rotation& rotation) override;
 
  private:
   struct Flight {

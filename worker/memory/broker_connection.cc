@@ -94,6 +94,7 @@ absl::Status BrokerConnection::ReturnHeld(const HeldMemory& held) {
   if (absl::Status status = ReturnSlabs(held.parameters); !status.ok()) return status;
   if (absl::Status status = ReturnSlabs(held.kv); !status.ok()) return status;
   if (absl::Status status = ReturnSlabs(held.workspace); !status.ok()) return status;
+  if (absl::Status status = ReturnSlabs(held.slots); !status.ok()) return status;
   const ReturnImage packet{held.fingerprint};
   if (absl::Status status = socket().Send(packet, {held.image}, options_.packet_timeout);
       !status.ok()) {
@@ -108,6 +109,7 @@ absl::StatusOr<v1::Attached> BrokerConnection::Open(const HeldMemory* held) {
   v1::WorkerMessage first;
   v1::Attach& attach = *first.mutable_attach();
   attach.set_nonce(nonce->ToBytes());
+  attach.set_rotates(options_.rotates);
   if (held != nullptr) {
     if (absl::Status status = ReturnHeld(*held); !status.ok()) return status;
     v1::Reattach& reattach = *attach.mutable_reattach();
@@ -115,6 +117,13 @@ absl::StatusOr<v1::Attached> BrokerConnection::Open(const HeldMemory* held) {
     AddHeld(held->parameters, v1::SLAB_ROLE_PARAMETER, reattach);
     AddHeld(held->kv, v1::SLAB_ROLE_KV, reattach);
     AddHeld(held->workspace, v1::SLAB_ROLE_WORKSPACE, reattach);
+    AddHeld(held->slots, v1::SLAB_ROLE_SLOT, reattach);
+    if (!held->rotation.none()) {
+      for (const int32_t stage : held->rotation.stages) {
+        reattach.mutable_rotation()->add_stages(static_cast<uint32_t>(stage));
+      }
+      reattach.mutable_rotation()->set_slots(static_cast<uint32_t>(held->rotation.slots));
+    }
     reattach.set_has_image(true);
   }
 

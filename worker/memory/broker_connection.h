@@ -22,6 +22,7 @@
 #include "common/fd.h"
 #include "common/ids.h"
 #include "common/mutex.h"
+#include "common/rotation.h"
 #include "proto/palimpsest/v1/broker.grpc.pb.h"
 #include "worker/memory/regions.h"
 
@@ -35,6 +36,8 @@ struct HeldMemory {
   std::vector<SlabRegion::Held> workspace;
   std::string fingerprint;
   int image = -1;  // descriptor; the caller's
+  std::vector<SlabRegion::Held> slots;
+  Rotation rotation;
 };
 
 class BrokerConnection {
@@ -45,6 +48,8 @@ class BrokerConnection {
     std::string descriptor_socket;
     std::string tenant;
     std::string secret;
+    // Attach.rotates.
+    bool rotates = false;
     // For each packet on the descriptor socket.
     absl::Duration packet_timeout = absl::Seconds(10);
     // Called with the progress of packing the image while Attach waits for it.

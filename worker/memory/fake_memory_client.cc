@@ -88,6 +88,17 @@ void FakeMemoryClient::RestoreParameters() {
   Push(ParametersComing{});
 }
 
+RotationId FakeMemoryClient::SetRotation(const Rotation& rotation) {
+  RotationId id;
+  {
+    MutexLock lock(&mutex_);
+    id = RotationId(next_rotation_++);
+    rotations_[id] = rotation;
+  }
+  Push(RotationWanted{id, rotation, absl::InfiniteFuture()});
+  return id;
+}
+
 void FakeMemoryClient::RefuseActivation(const std::string& message, absl::Duration retry_after) {
   Push(ActivationRefused{message, retry_after});
 }
@@ -120,6 +131,11 @@ std::vector<ActivationReason> FakeMemoryClient::activations() const {
 WorkerLoad FakeMemoryClient::load() const {
   MutexLock lock(&mutex_);
   return load_;
+}
+
+size_t FakeMemoryClient::open_rotations() const {
+  MutexLock lock(&mutex_);
+  return rotations_.size();
 }
 
 bool FakeMemoryClient::detached() const {
@@ -185,6 +201,36 @@ void FakeMemoryClient::FinishParameterRevoke(RevokeId id) {
   before_give_();
   MutexLock lock(&mutex_);
   PALIMPSEST_CHECK(finished_.emplace(id, std::vector<RegionIndex>()).second);
+}
+
+void FakeMemoryClient::FinishRotation(RotationId id) {
+  before_give_();
+  RotationSettled event{id, true, {}};
+  {
+    MutexLock lock(&mutex_);
+    const auto found = rotations_.find(id);
+    PALIMPSEST_CHECK(found != rotations_.end());
+    event.changed = void_.erase(id) == 0;
+    event.rotation = std::move(found->second);
+    rotations_.erase(found);
+    if (hold_rotations_) return held_.push_back(std::move(event));
+  }
+  Push(std::move(event));
+}
+
+void FakeMemoryClient::HoldRotations(bool hold) {
+  std::vector<RotationSettled> settled;
+  {
+    MutexLock lock(&mutex_);
+    hold_rotations_ = hold;
+    if (!hold) settled.swap(held_);
+  }
+  for (RotationSettled& event : settled) Push(std::move(event));
+}
+
+void FakeMemoryClient::VoidRotations() {
+  MutexLock lock(&mutex_);
+  for (const auto& [id, rotation] : rotations_) void_.insert(id);
 }
 
 void FakeMemoryClient::ReleaseKv(absl::Span<const RegionIndex> indexes) {

@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <functional>
 #include <map>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -38,6 +39,12 @@ class FakeMemoryClient : public MemoryClient, public ParameterGate {
   RevokeId RevokeKv(int32_t slabs);
   RevokeId RevokeParameters();
   void RestoreParameters();
+  // Layers whose memory is not played: what counts is who is told, and when.
+  RotationId SetRotation(const Rotation& rotation);
+  // What FinishRotation answers comes when this is false again.
+  void HoldRotations(bool hold);
+  // Those that are wanted are void.
+  void VoidRotations();
   void RefuseActivation(const std::string& message, absl::Duration retry_after);
   // Lets AwaitStage(stage) fail from now on; -1: none.
   void FailStage(int stage);
@@ -51,6 +58,8 @@ class FakeMemoryClient : public MemoryClient, public ParameterGate {
   int32_t needed() const;
   std::vector<ActivationReason> activations() const;
   WorkerLoad load() const;
+  // Rotations that FinishRotation was not called for.
+  size_t open_rotations() const;
   bool detached() const;
 
   // MemoryClient:
@@ -62,6 +71,7 @@ class FakeMemoryClient : public MemoryClient, public ParameterGate {
   void SetKvTarget(int32_t target_slabs, int32_t needed_slabs) override;
   void FinishKvRevoke(RevokeId id, absl::Span<const RegionIndex> indexes) override;
   void FinishParameterRevoke(RevokeId id) override;
+  void FinishRotation(RotationId id) override;
   void ReleaseKv(absl::Span<const RegionIndex> indexes) override;
   void SendReport(const WorkerLoad& load) override;
   ParameterGate& gate() override { return *this; }
@@ -87,6 +97,11 @@ class FakeMemoryClient : public MemoryClient, public ParameterGate {
   std::vector<bool> mapped_ ABSL_GUARDED_BY(mutex_);
   uint64_t next_revoke_ ABSL_GUARDED_BY(mutex_) = 1;
   std::map<RevokeId, std::vector<RegionIndex>> finished_ ABSL_GUARDED_BY(mutex_);
+  uint64_t next_rotation_ ABSL_GUARDED_BY(mutex_) = 1;
+  std::map<RotationId, Rotation> rotations_ ABSL_GUARDED_BY(mutex_);  // wanted
+  std::set<RotationId> void_ ABSL_GUARDED_BY(mutex_);                 // of those
+  bool hold_rotations_ ABSL_GUARDED_BY(mutex_) = false;
+  std::vector<RotationSettled> held_ ABSL_GUARDED_BY(mutex_);
   bool parameters_ ABSL_GUARDED_BY(mutex_) = true;
   bool gate_open_ ABSL_GUARDED_BY(mutex_) = true;
   int failing_stage_ ABSL_GUARDED_BY(mutex_) = -1;

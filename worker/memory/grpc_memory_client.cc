@@ -102,6 +102,7 @@ GrpcMemoryClient::GrpcMemoryClient(Options options)
       .restore = &metrics.Histogram<"palimpsest_worker_restore_seconds">(),
       .gate_wait = &metrics.Histogram<"palimpsest_worker_gate_wait_seconds">(),
       .restored_bytes = &metrics.Counter<"palimpsest_worker_restored_bytes_total">(),
+      .rotation_bytes = &metrics.Counter<"palimpsest_worker_rotation_bytes_total">(),
       .checksum_failures = &metrics.Counter<"palimpsest_worker_checksum_failures_total">(),
       .reconnects = &metrics.Counter<"palimpsest_worker_broker_reconnects_total">(),
       .connected = &metrics.Gauge<"palimpsest_worker_broker_connected">(),
@@ -156,9 +157,8 @@ absl::Status GrpcMemoryClient::Start(std::shared_ptr<BrokerConnection> connectio
       .stages = {},
       .verify = options_.verify_parameters,
       .ranks = backend_.ranks()};
-  std::vector<ParameterSlabs::StageSpan> stages;
   for (const v1::ImageStage& stage : manifest_.stages()) {
-    stages.push_back({stage.first_slab(), stage.slab_count()});
+    stages_.push_back({stage.first_slab(), stage.slab_count()});
     shape.stages.push_back(stage.first_slab());
   }
   absl::StatusOr<std::unique_ptr<ImageRestorer>> restorer =
@@ -166,17 +166,10 @@ absl::Status GrpcMemoryClient::Start(std::shared_ptr<BrokerConnection> connectio
   if (!restorer.ok()) return restorer.status();
   restorer_ = *std::move(restorer);
   if (absl::Status status = ReserveRegions(attached); !status.ok()) return status;
-  gate_ = std::make_unique<ParameterGateImpl>(
-      static_cast<int>(stages.size()), options_.gate_patience,
-      [this](absl::Duration waited) {
-        if (instruments_.gate_wait != nullptr) {
-          instruments_.gate_wait->Observe(absl::ToDoubleSeconds(waited));
-        }
-      },
-      [this](int stage, int rank) { return restorer_->StageEvent(stage, rank); });
+  MakeGate();
   {
     MutexLock lock(&mu_);
-    slabs_.emplace(stages, gate_.get());
+    slabs_.emplace(stages_, gate_.get());
     connection_ = std::move(connection);
     SessionAttached(attached, /*reattached=*/false);
   }
@@ -185,6 +178,39 @@ absl::Status GrpcMemoryClient::Start(std::shared_ptr<BrokerConnection> connectio
   mapper_ = std::thread([this] { MapperLoop(); });
   restore_thread_ = std::thread([this] { RestorerLoop(); });
   return absl::OkStatus();
+}
+
+void GrpcMemoryClient::MakeGate() {
+  if (restorer_->copies_slabs()) {
+    SlotCopier::Options options;
+    options.restorer = restorer_.get();
+    options.base = parameters_->base();
+    options.slab_bytes = slab_bytes_;
+    options.stages = stages_;
+    options.patience = options_.gate_patience;
+    options.on_copied = [this](Bytes bytes, absl::Duration time) {
+      if (instruments_.rotation_bytes != nullptr) {
+        instruments_.rotation_bytes->Increment(static_cast<double>(bytes.count()));
+      }
+      MutexLock lock(&mu_);
+      rotation_bytes_ += bytes;
+      Copied(bytes, time);
+    };
+    options.on_failure = [this](const absl::Status& status) {
+      if (instruments_.checksum_failures != nullptr) instruments_.checksum_failures->Increment();
+      Fatal(status);
+    };
+    slot_copier_ = std::make_unique<SlotCopier>(std::move(options));
+  }
+  gate_ = std::make_unique<ParameterGateImpl>(
+      static_cast<int>(stages_.size()), options_.gate_patience,
+      [this](absl::Duration waited) {
+        if (instruments_.gate_wait != nullptr) {
+          instruments_.gate_wait->Observe(absl::ToDoubleSeconds(waited));
+        }
+      },
+      [this](int stage, int rank) { return restorer_->StageEvent(stage, rank); },
+      slot_copier_.get());
 }
 
 absl::Status GrpcMemoryClient::ReserveRegions(const v1::Attached& attached) {
@@ -238,6 +264,7 @@ void GrpcMemoryClient::Detach() {
     changed_.SignalAll();
     while (mapping_ || restoring_ || !map_tasks_.empty()) changed_.Wait(&mu_);
   }
+  if (slot_copier_ != nullptr) slot_copier_->Stop();
   for (SlabRegion* region : {parameters_.get(), kv_.get(), workspace_.get()}) {
     if (absl::Status status = region->UnmapAll(); !status.ok()) {
       Log(LogLevel::kError, "slabs stay mapped until the process ends", {{"status", status}});
@@ -290,12 +317,13 @@ bool GrpcMemoryClient::ParametersAvailable() const {
 MappedSlabs GrpcMemoryClient::Mapped() const {
   MutexLock lock(&mu_);
   return {static_cast<int32_t>(slabs_->restored()), static_cast<int32_t>(slabs_->size()),
-          kv_->mapped()};
+          kv_->mapped(), static_cast<int32_t>(slots_.size()),
+          static_cast<int32_t>(rotation_.stages.size())};
 }
 
 void GrpcMemoryClient::RequestActivation(ActivationReason reason) {
   MutexLock lock(&mu_);
-  if (slabs_->Available()) return;
+  if (slabs_->Available() || settling_ > 0) return;
   if (activation_.has_value() && (*activation_ == reason || reason == ActivationReason::kEager)) {
     return;
   }
@@ -344,6 +372,18 @@ void GrpcMemoryClient::FinishParameterRevoke(RevokeId id) {
   changed_.SignalAll();
 }
 
+void GrpcMemoryClient::FinishRotation(RotationId id) {
+  MutexLock lock(&mu_);
+  ++settling_;
+  if (wanted_rotation_.has_value() && wanted_rotation_->id == id) {
+    map_tasks_.push_back(*std::move(wanted_rotation_));
+    wanted_rotation_.reset();
+  } else {
+    Settle(id, /*changed=*/false);
+  }
+  changed_.SignalAll();
+}
+
 void GrpcMemoryClient::ReleaseKv(absl::Span<const RegionIndex> indexes) {
   if (indexes.empty()) return;
   MutexLock lock(&mu_);
@@ -362,6 +402,11 @@ void GrpcMemoryClient::SendReport(const WorkerLoad& load) {
 void GrpcMemoryClient::SetContextBytes(Bytes bytes) {
   MutexLock lock(&mu_);
   context_bytes_ = bytes;
+}
+
+void GrpcMemoryClient::SetImageBytesPerSecond(double rate) {
+  MutexLock lock(&mu_);
+  image_bytes_per_second_ = rate;
 }
 
 }  // namespace palimpsest

@@ -12,23 +12,26 @@
 //   mapper    fetches descriptors, maps and unmaps, in the order in which grants and answers came;
 //   restorer  copies parameters from the image, stage after stage, and opens the gate behind
 //   itself;
-//             its own helpers copy in parallel.
+//             its own helpers copy in parallel;
+//   slots     copies rotating layers ahead of their use (slot_copier.h); only in host memory.
 // The engine only takes the lock for a moment. Slabs are unmapped by the mapper, after the engine
 // said that nothing uses them; only then is the broker told.
 //
-// When the broker is lost, everything stays mapped and usable. Open revokes are void (their stages
-// open again) and grants that were not fetched are gone. The next broker process gets the
-// descriptors of all held slabs and of the image before Attach; then the KV target, a pending
-// activation and the last load are stated again.
+// When the broker is lost, everything stays mapped and usable, layers that rotate go on rotating.
+// Open revokes are void (their stages open again), and so are rotations that the engine has not
+// finished; grants that were not fetched are gone. The next broker process gets the descriptors of
+// all held slabs and of the image before Attach; then the KV target, a pending activation and the
+// last load are stated again.
 //
 // What cannot be repaired is fatal (Options.on_fatal, once): the broker refuses the session, offers
-// another image, or the image's bytes do not match their checksums. The gate fails from then on,
-// and the process should exit, which gives its memory back.
+// another image, the image's bytes do not match their checksums, or the slabs of a rotation cannot
+// be mapped. The gate fails from then on, and the process should exit, which gives its memory back.
 #ifndef PALIMPSEST_WORKER_MEMORY_GRPC_MEMORY_CLIENT_H_
 #define PALIMPSEST_WORKER_MEMORY_GRPC_MEMORY_CLIENT_H_
 
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <random>
@@ -49,6 +52,8 @@
 #include "worker/memory/parameter_slabs.h"
 #include "worker/memory/region_memory.h"
 #include "worker/memory/regions.h"
+#include "worker/memory/rotation_plan.h"
+#include "worker/memory/slot_copier.h"
 
 namespace palimpsest {
 
@@ -108,6 +113,8 @@ class GrpcMemoryClient : public MemoryClient {
 
   // What this process takes of the GPU beside slabs, for the broker; goes with every report.
   void SetContextBytes(Bytes bytes);
+  // Speed of copies from the image to one GPU, for the broker; in host memory it is measured here.
+  void SetImageBytesPerSecond(double rate);
 
   std::vector<MemoryEvent> TakeEvents() override;
   void SetWakeup(std::function<void()> wake) override;
@@ -117,6 +124,7 @@ class GrpcMemoryClient : public MemoryClient {
   void SetKvTarget(int32_t target_slabs, int32_t needed_slabs) override;
   void FinishKvRevoke(RevokeId id, absl::Span<const RegionIndex> indexes) override;
   void FinishParameterRevoke(RevokeId id) override;
+  void FinishRotation(RotationId id) override;
   void ReleaseKv(absl::Span<const RegionIndex> indexes) override;
   void SendReport(const WorkerLoad& load) override;
   ParameterGate& gate() override { return *gate_; }
@@ -137,7 +145,12 @@ class GrpcMemoryClient : public MemoryClient {
     RevokeId revoke;
     std::vector<RegionIndex> indexes;
   };
-  using MapTask = std::variant<MapGrant, GiveKv, GiveParameters>;
+  struct Rotate {
+    RotationId id;
+    Rotation rotation;
+    std::vector<RotationMove> moves;
+  };
+  using MapTask = std::variant<MapGrant, GiveKv, GiveParameters, Rotate>;
 
   struct RestoreTask {
     uint64_t session_epoch = 0;
@@ -158,6 +171,7 @@ class GrpcMemoryClient : public MemoryClient {
     prometheus::Histogram* restore = nullptr;
     prometheus::Histogram* gate_wait = nullptr;
     prometheus::Counter* restored_bytes = nullptr;
+    prometheus::Counter* rotation_bytes = nullptr;
     prometheus::Counter* checksum_failures = nullptr;
     prometheus::Counter* reconnects = nullptr;
     prometheus::Gauge* connected = nullptr;
@@ -168,6 +182,7 @@ class GrpcMemoryClient : public MemoryClient {
   // grpc_memory_client.cc: the first attach, and the engine's calls.
   absl::Status Start(std::shared_ptr<BrokerConnection> connection, const v1::Attached& attached);
   absl::Status ReserveRegions(const v1::Attached& attached);
+  void MakeGate();
   absl::Status AwaitWorkspace(absl::Time deadline);
   void Push(MemoryEvent event) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Wake();
@@ -186,6 +201,8 @@ class GrpcMemoryClient : public MemoryClient {
   absl::Status Handle(v1::BrokerMessage message);
   absl::Status HandleGrant(v1::Grant grant);
   absl::Status HandleRevoke(const v1::Revoke& revoke);
+  absl::Status HandleSetRotation(const v1::SetRotation& message);
+  v1::WorkerMessage ReportMessage() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void WriterLoop();
   std::optional<v1::WorkerMessage> NextMessage(absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Send(v1::WorkerMessage message) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -199,16 +216,27 @@ class GrpcMemoryClient : public MemoryClient {
   void Perform(MapGrant& task);
   void Perform(GiveKv& task);
   void Perform(GiveParameters& task);
+  void Perform(Rotate& task);
   // The grant's slabs with their descriptors, fetched unless the back-end keeps all of the memory.
   absl::StatusOr<std::vector<SlabRegion::Arrival>> Fetch(const v1::Grant& grant);
   absl::StatusOr<std::vector<RegionIndex>> Map(const v1::Grant& grant,
                                                std::vector<SlabRegion::Arrival> slabs);
   void SendRevokeDone(RevokeId revoke, absl::Span<const SlabId> slabs, bool more);
+  // Keeps granted slabs for slots, mapped nowhere.
+  absl::Status KeepSpare(const v1::Grant& grant, std::vector<SlabRegion::Arrival> slabs);
+  // Unmaps, answers, and maps.
+  absl::Status Rearrange(RotationId id, const RotationPlan& plan);
+  // Closes the gate in front of what will be unmapped, and waits for what is being written there.
+  void AwaitWritten(absl::Span<const RegionIndex> places);
+  void TakeOver(RotationPlan plan, bool was_available) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void Settle(RotationId id, bool changed) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Slabs of one message.
   size_t GiveBackPart() const;
   // Which slabs were there; none if that failed, which is logged.
   std::vector<SlabId> UnmapKv(absl::Span<const RegionIndex> indexes);
   void Restore(const RestoreTask& task);
+  // One thread copied so much in that time.
+  void Copied(Bytes bytes, absl::Duration time) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void SendMapped(uint64_t session_epoch, GrantId grant, absl::Duration map_time,
                   absl::Duration restore_time) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
@@ -225,6 +253,8 @@ class GrpcMemoryClient : public MemoryClient {
   std::unique_ptr<SlabRegion> kv_;
   std::unique_ptr<SlabRegion> workspace_;
   std::unique_ptr<ImageRestorer> restorer_;
+  std::vector<ParameterSlabs::StageSpan> stages_;
+  std::unique_ptr<SlotCopier> slot_copier_;  // null: the runner copies rotating layers
   std::unique_ptr<ParameterGateImpl> gate_;
 
   mutable Mutex mu_;
@@ -240,6 +270,7 @@ class GrpcMemoryClient : public MemoryClient {
   bool writing_ ABSL_GUARDED_BY(mu_) = false;
   SessionId session_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_map<RevokeId, PendingRevoke> revokes_ ABSL_GUARDED_BY(mu_);
+  std::optional<Rotate> wanted_rotation_ ABSL_GUARDED_BY(mu_);  // the engine finishes it
   std::deque<v1::WorkerMessage> outgoing_ ABSL_GUARDED_BY(mu_);
 
   // What the engine wants.
@@ -250,6 +281,8 @@ class GrpcMemoryClient : public MemoryClient {
   bool load_sent_ ABSL_GUARDED_BY(mu_) = false;
   Bytes context_bytes_ ABSL_GUARDED_BY(mu_);
   absl::Time load_time_ ABSL_GUARDED_BY(mu_) = absl::InfinitePast();
+  double image_bytes_per_second_ ABSL_GUARDED_BY(mu_) = 0;
+  Bytes rotation_bytes_ ABSL_GUARDED_BY(mu_);  // copied here
 
   // What the engine is told.
   std::vector<MemoryEvent> events_ ABSL_GUARDED_BY(mu_);
@@ -261,6 +294,10 @@ class GrpcMemoryClient : public MemoryClient {
   std::deque<RestoreTask> restore_tasks_ ABSL_GUARDED_BY(mu_);
   bool restoring_ ABSL_GUARDED_BY(mu_) = false;
   std::optional<ParameterSlabs> slabs_ ABSL_GUARDED_BY(mu_);
+  // ParameterTable; written by the mapper alone.
+  std::map<RegionIndex, SlabRegion::Held> slots_ ABSL_GUARDED_BY(mu_);
+  Rotation rotation_ ABSL_GUARDED_BY(mu_);
+  int32_t settling_ ABSL_GUARDED_BY(mu_) = 0;  // rotations that the engine waits for
 
   std::minstd_rand jitter_;  // of the link
   std::thread link_, writer_, mapper_, restore_thread_;

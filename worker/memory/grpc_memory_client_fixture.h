@@ -30,6 +30,8 @@ class GrpcMemoryClientTest : public ::testing::Test {
   static constexpr size_t kSlabBytes = FakeBroker::kSlab.count();
 
   GrpcMemoryClientTest() : folder_(MakeFolder()), broker_(folder_) {}
+  explicit GrpcMemoryClientTest(const FakeBroker::Model& model)
+      : folder_(MakeFolder()), broker_(folder_, model) {}
   ~GrpcMemoryClientTest() override {
     client_ = nullptr;
     broker_.Kill();

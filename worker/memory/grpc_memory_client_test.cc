@@ -220,7 +220,7 @@ TEST_F(GrpcMemoryClientTest, HostileGrantsEndTheSessionAndMapNothing) {
   refused([&] { broker_.Grant(v1::SLAB_ROLE_KV, {1}, {}, /*valid_token=*/false); });
   refused([&] { broker_.Grant(v1::SLAB_ROLE_PARAMETER, {1}, {4}); });
   refused([&] { broker_.Grant(v1::SLAB_ROLE_PARAMETER, {1, 2}, {0, 0}); });
-  refused([&] { broker_.Grant(v1::SLAB_ROLE_SLOT, {1}); });
+  refused([&] { broker_.Grant(v1::SLAB_ROLE_UNSPECIFIED, {1}); });
   refused([&] { broker_.Grant(v1::SLAB_ROLE_KV, {}); });
   refused([&] { broker_.RevokeParameters({0}); });
   refused([&] { broker_.RevokeParameters({}); });

@@ -5,10 +5,10 @@
 // Nothing here blocks the engine, except AwaitStage by contract. Events are collected by background
 // threads and taken by the engine between steps.
 //
-// Quiesced: slabs are given up (FinishKvRevoke, FinishParameterRevoke, ReleaseKv) when no submitted
-// work uses them, since unmapping does not wait for a GPU: every step whose plan names a block in
-// them, and for parameters every step at all, was waited for (ModelRunner::Wait returns after the
-// event behind a step's work), and every BlockCopier::Copy has returned.
+// Quiesced: slabs are given up (FinishKvRevoke, FinishParameterRevoke, FinishRotation, ReleaseKv)
+// when no submitted work uses them, since unmapping does not wait for a GPU: every step whose plan
+// names a block in them, and for parameters every step at all, was waited for (ModelRunner::Wait
+// returns after the event behind a step's work), and every BlockCopier::Copy has returned.
 //
 // Life: the client reconnects by itself (exponential back-off with jitter) when the broker restarts
 // and returns what it holds; mapped memory stays usable meanwhile.
@@ -24,6 +24,7 @@
 #include "absl/time/time.h"
 #include "common/bytes.h"
 #include "common/ids.h"
+#include "common/rotation.h"
 #include "worker/core/model_runner.h"
 
 namespace palimpsest {
@@ -49,6 +50,23 @@ struct ParametersRevoked {
   absl::Time deadline;
 };
 
+// The broker wants these layers to rotate, or none. Answer with FinishRotation once no step is in
+// flight, and submit none until RotationSettled has come for this id.
+struct RotationWanted {
+  RotationId id;
+  Rotation rotation;
+  absl::Time deadline;
+};
+
+// Comes once behind each FinishRotation. With `changed` the rotation is mapped, and the runner is
+// to hear of it before the next step. Otherwise it is void, because its session is over, and
+// nothing has changed.
+struct RotationSettled {
+  RotationId id;
+  bool changed = false;
+  Rotation rotation;
+};
+
 // Every stage is restored, or on its way so that AwaitStage will let a step through.
 struct ParametersComing {};
 
@@ -71,8 +89,9 @@ struct BrokerLost {
   std::string reason;
 };
 
-using MemoryEvent = std::variant<KvMapped, KvRevoked, ParametersRevoked, ParametersComing,
-                                 ActivationRefused, KvPressureSeen, BrokerConnected, BrokerLost>;
+using MemoryEvent =
+    std::variant<KvMapped, KvRevoked, ParametersRevoked, RotationWanted, RotationSettled,
+                 ParametersComing, ActivationRefused, KvPressureSeen, BrokerConnected, BrokerLost>;
 
 enum class ActivationReason { kRequest, kEager };
 
@@ -84,6 +103,12 @@ struct WorkerLoad {
   int32_t kv_slabs_used = 0;
   int32_t kv_slabs_cached = 0;
   int32_t kv_slabs_free = 0;
+  double decode_step_seconds = 0;
+  double prefill_step_seconds = 0;
+  double prefill_share = 0;
+  double rotation_stall_seconds = 0;
+  // Copied by the runner; those that the memory client copies are added by it.
+  Bytes rotation_bytes;
 
   friend bool operator==(const WorkerLoad&, const WorkerLoad&) = default;
 };
@@ -93,6 +118,10 @@ struct MappedSlabs {
   int32_t parameters = 0;
   int32_t image = 0;  // parameter slabs of the whole image
   int32_t kv = 0;
+  // Of slots, and held for slots to come.
+  int32_t slots = 0;
+  // Layers that rotate.
+  int32_t rotating = 0;
 };
 
 class MemoryClient {
@@ -124,6 +153,10 @@ class MemoryClient {
   // worker holds fewer.
   virtual void FinishKvRevoke(RevokeId id, absl::Span<const RegionIndex> indexes) = 0;
   virtual void FinishParameterRevoke(RevokeId id) = 0;
+
+  // Maps what the rotation says, answers the broker, and pushes RotationSettled. Copies into memory
+  // that stages own again go on behind the gate.
+  virtual void FinishRotation(RotationId id) = 0;
 
   // Unmaps KV slabs and gives them back unasked.
   virtual void ReleaseKv(absl::Span<const RegionIndex> indexes) = 0;

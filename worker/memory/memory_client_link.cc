@@ -15,20 +15,21 @@ namespace {
 constexpr absl::Duration kReportAtMost = absl::Milliseconds(100);
 constexpr absl::Duration kReportAtLeast = absl::Seconds(1);
 
-v1::WorkerMessage ReportMessage(const WorkerLoad& load, Bytes context) {
-  v1::WorkerMessage message;
-  v1::Report& report = *message.mutable_report();
-  report.set_active(load.active);
-  report.set_running_sequences(static_cast<uint32_t>(load.running_sequences));
-  report.set_waiting_sequences(static_cast<uint32_t>(load.waiting_sequences));
-  report.set_kv_slabs_used(static_cast<uint32_t>(load.kv_slabs_used));
-  report.set_kv_slabs_cached(static_cast<uint32_t>(load.kv_slabs_cached));
-  report.set_kv_slabs_free(static_cast<uint32_t>(load.kv_slabs_free));
-  report.set_context_bytes(static_cast<uint64_t>(context.count()));
-  return message;
-}
-
 absl::Duration Seconds(double seconds) { return absl::Seconds(std::clamp(seconds, 0.0, 86400.0)); }
+
+// Nothing if the role is none that a rotation moves slabs to.
+std::optional<RotationMove::To> MoveTarget(v1::SlabRole role) {
+  switch (role) {
+    case v1::SLAB_ROLE_PARAMETER:
+      return RotationMove::To::kParameter;
+    case v1::SLAB_ROLE_SLOT:
+      return RotationMove::To::kSlot;
+    case v1::SLAB_ROLE_UNSPECIFIED:
+      return RotationMove::To::kBroker;
+    default:
+      return std::nullopt;
+  }
+}
 
 // At reattach these mean that this worker has no place any more.
 bool IsFinal(const absl::Status& status) {
@@ -105,6 +106,7 @@ void GrpcMemoryClient::EndSession(const absl::Status& reason) {
       }
     }
     revokes_.clear();
+    wanted_rotation_.reset();
     RestoreTask rest;  // what was mapped and passed over because it was revoked
     for (uint32_t i = 0; i < slabs_->size(); ++i) {
       if (slabs_->state(RegionIndex(i)) == ParameterSlabs::State::kMapped) {
@@ -151,8 +153,11 @@ HeldMemory GrpcMemoryClient::BeginSession(std::shared_ptr<BrokerConnection> conn
   while (mapping_) changed_.Wait(&mu_);
   ++session_epoch_;
   outgoing_.clear();
-  return {session_,           parameters_->held(),     kv_->held(),
-          workspace_->held(), manifest_.fingerprint(), restorer_->image().get()};
+  HeldMemory held{session_,           parameters_->held(),     kv_->held(),
+                  workspace_->held(), manifest_.fingerprint(), restorer_->image().get()};
+  for (const auto& [index, slab] : slots_) held.slots.push_back(slab);
+  held.rotation = rotation_;
+  return held;
 }
 
 absl::Status GrpcMemoryClient::CheckSameMemory(const v1::Attached& attached) const {
@@ -191,6 +196,8 @@ absl::Status GrpcMemoryClient::Handle(v1::BrokerMessage message) {
       return HandleGrant(std::move(*message.mutable_grant()));
     case v1::BrokerMessage::kRevoke:
       return HandleRevoke(message.revoke());
+    case v1::BrokerMessage::kSetRotation:
+      return HandleSetRotation(message.set_rotation());
     case v1::BrokerMessage::kActivateRefused: {
       MutexLock lock(&mu_);
       activation_.reset();
@@ -216,7 +223,7 @@ absl::Status GrpcMemoryClient::Handle(v1::BrokerMessage message) {
 absl::Status GrpcMemoryClient::HandleGrant(v1::Grant grant) {
   if (grant.slabs_size() == 0 ||
       (grant.role() != v1::SLAB_ROLE_PARAMETER && grant.role() != v1::SLAB_ROLE_KV &&
-       grant.role() != v1::SLAB_ROLE_WORKSPACE)) {
+       grant.role() != v1::SLAB_ROLE_WORKSPACE && grant.role() != v1::SLAB_ROLE_SLOT)) {
     return absl::InvalidArgumentError(absl::StrCat(
         "a grant of ", grant.slabs_size(), " slabs in role ", static_cast<int>(grant.role())));
   }
@@ -273,9 +280,58 @@ absl::Status GrpcMemoryClient::HandleRevoke(const v1::Revoke& revoke) {
   return absl::OkStatus();
 }
 
+absl::Status GrpcMemoryClient::HandleSetRotation(const v1::SetRotation& message) {
+  Rotate rotate{RotationId(message.rotation_id()), {}, {}};
+  const absl::Time deadline = MonotonicNow() + Seconds(message.deadline_seconds());
+  for (const uint32_t stage : message.rotation().stages()) {
+    if (stage >= stages_.size()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("a rotation of stage ", stage, " of ", stages_.size()));
+    }
+    rotate.rotation.stages.push_back(static_cast<int32_t>(stage));
+  }
+  rotate.rotation.slots =
+      static_cast<int32_t>(std::min<uint32_t>(message.rotation().slots(), kMaxSlots + 1));
+  for (const v1::MovedSlab& slab : message.moves()) {
+    const std::optional<RotationMove::To> to = MoveTarget(slab.role());
+    if (!to.has_value()) {
+      return absl::InvalidArgumentError(absl::StrCat("a rotation that moves slab ", slab.slab_id(),
+                                                     " to role ", static_cast<int>(slab.role())));
+    }
+    rotate.moves.push_back({SlabId(slab.slab_id()), *to, RegionIndex(slab.region_index())});
+  }
+  MutexLock lock(&mu_);
+  if (wanted_rotation_.has_value()) {
+    return absl::InvalidArgumentError("a rotation came before the last one was answered");
+  }
+  Push(RotationWanted{rotate.id, rotate.rotation, deadline});
+  wanted_rotation_ = std::move(rotate);
+  return absl::OkStatus();
+}
+
 void GrpcMemoryClient::Send(v1::WorkerMessage message) {
   outgoing_.push_back(std::move(message));
   changed_.SignalAll();
+}
+
+v1::WorkerMessage GrpcMemoryClient::ReportMessage() const {
+  const WorkerLoad& load = *load_;
+  v1::WorkerMessage message;
+  v1::Report& report = *message.mutable_report();
+  report.set_active(load.active);
+  report.set_running_sequences(static_cast<uint32_t>(load.running_sequences));
+  report.set_waiting_sequences(static_cast<uint32_t>(load.waiting_sequences));
+  report.set_kv_slabs_used(static_cast<uint32_t>(load.kv_slabs_used));
+  report.set_kv_slabs_cached(static_cast<uint32_t>(load.kv_slabs_cached));
+  report.set_kv_slabs_free(static_cast<uint32_t>(load.kv_slabs_free));
+  report.set_context_bytes(static_cast<uint64_t>(context_bytes_.count()));
+  report.set_decode_step_seconds(load.decode_step_seconds);
+  report.set_prefill_step_seconds(load.prefill_step_seconds);
+  report.set_prefill_share(load.prefill_share);
+  report.set_image_bytes_per_second(image_bytes_per_second_);
+  report.set_rotation_stall_seconds(load.rotation_stall_seconds);
+  report.set_rotation_bytes(static_cast<uint64_t>((load.rotation_bytes + rotation_bytes_).count()));
+  return message;
 }
 
 std::optional<v1::WorkerMessage> GrpcMemoryClient::NextMessage(absl::Time now) {
@@ -295,7 +351,7 @@ std::optional<v1::WorkerMessage> GrpcMemoryClient::NextMessage(absl::Time now) {
   if (load_.has_value() && now - load_time_ >= (load_sent_ ? kReportAtLeast : kReportAtMost)) {
     load_sent_ = true;
     load_time_ = now;
-    return ReportMessage(*load_, context_bytes_);
+    return ReportMessage();
   }
   return std::nullopt;
 }

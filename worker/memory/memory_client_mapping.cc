@@ -1,5 +1,6 @@
 // The mapper and the restorer of GrpcMemoryClient: everything that touches the regions.
 #include <algorithm>
+#include <atomic>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -9,6 +10,9 @@
 
 namespace palimpsest {
 namespace {
+
+// Weight of the last copy in the speed of copies.
+constexpr double kNewestCopy = 1.0 / 8;
 
 // `histogram` may be null.
 void Observe(prometheus::Histogram* histogram, absl::Duration duration) {
@@ -40,12 +44,20 @@ void GrpcMemoryClient::Perform(MapGrant& task) {
     MutexLock lock(&mu_);
     if (detaching_) return;
   }
+  const bool slots = task.grant.role() == v1::SLAB_ROLE_SLOT;
   const bool parameters = task.grant.role() == v1::SLAB_ROLE_PARAMETER;
   const absl::Time start = MonotonicNow();
   absl::StatusOr<std::vector<SlabRegion::Arrival>> slabs = Fetch(task.grant);
   if (!slabs.ok()) return DropConnection(slabs.status());
-  Observe(parameters ? instruments_.fetch_parameter : instruments_.fetch_kv,
+  Observe(parameters || slots ? instruments_.fetch_parameter : instruments_.fetch_kv,
           MonotonicNow() - start);
+  if (slots) {
+    const absl::Status kept = KeepSpare(task.grant, *std::move(slabs));
+    if (!kept.ok()) return DropConnection(kept);
+    MutexLock lock(&mu_);
+    return SendMapped(task.session_epoch, GrantId(task.grant.grant_id()),
+                      MonotonicNow() - task.arrival, absl::ZeroDuration());
+  }
 
   absl::StatusOr<std::vector<RegionIndex>> indexes = Map(task.grant, *std::move(slabs));
   const absl::Duration map_time = MonotonicNow() - task.arrival;
@@ -67,7 +79,8 @@ void GrpcMemoryClient::Perform(MapGrant& task) {
 absl::StatusOr<std::vector<SlabRegion::Arrival>> GrpcMemoryClient::Fetch(const v1::Grant& grant) {
   std::vector<SlabRegion::Arrival> slabs;
   std::vector<SlabEntry> expected;
-  bool kept = true;
+  // What is mapped nowhere needs its descriptors all the same, for the next broker.
+  bool kept = grant.role() != v1::SLAB_ROLE_SLOT;
   for (const v1::GrantedSlab& slab : grant.slabs()) {
     expected.push_back({SlabId(slab.slab_id()), Epoch(slab.epoch())});
     slabs.push_back({SlabId(slab.slab_id()), Epoch(slab.epoch()), slab.memory_id(), {}});
@@ -97,6 +110,25 @@ absl::StatusOr<std::vector<RegionIndex>> GrpcMemoryClient::Map(
   absl::Status status = region.Map(std::move(slabs), indexes);
   if (!status.ok()) return status;
   return indexes;
+}
+
+absl::Status GrpcMemoryClient::KeepSpare(const v1::Grant& grant,
+                                         std::vector<SlabRegion::Arrival> slabs) {
+  MutexLock lock(&mu_);
+  std::map<RegionIndex, SlabRegion::Held> kept = slots_;
+  for (int i = 0; i < grant.slabs_size(); ++i) {
+    const RegionIndex index(grant.slabs(i).region_index());
+    SlabRegion::Arrival& slab = slabs[static_cast<size_t>(i)];
+    SlabRegion::Held held{slab.slab, slab.epoch, index,
+                          std::make_shared<const SlabDescriptors>(std::move(slab.memory)),
+                          slab.memory_id};
+    if (index.value() >= slabs_->size() || !kept.emplace(index, std::move(held)).second) {
+      return absl::InvalidArgumentError(absl::StrCat("a grant for place ", index.ToString(),
+                                                     " of the slots, which is outside or taken"));
+    }
+  }
+  slots_ = std::move(kept);
+  return absl::OkStatus();
 }
 
 void GrpcMemoryClient::Perform(GiveKv& task) {
@@ -140,13 +172,7 @@ std::vector<SlabId> GrpcMemoryClient::UnmapKv(absl::Span<const RegionIndex> inde
 void GrpcMemoryClient::Perform(GiveParameters& task) {
   // Not mapped: its grant failed, and with it the session.
   std::erase_if(task.indexes, [this](RegionIndex index) { return !parameters_->IsMapped(index); });
-  {
-    MutexLock lock(&mu_);
-    // The copies that are under way, at most.
-    for (const RegionIndex index : task.indexes) {
-      while (slabs_->BeingWritten(index)) changed_.Wait(&mu_);
-    }
-  }
+  AwaitWritten(task.indexes);
   auto rest = absl::MakeConstSpan(task.indexes);
   do {
     const auto indexes = rest.subspan(0, GiveBackPart());
@@ -162,6 +188,90 @@ void GrpcMemoryClient::Perform(GiveParameters& task) {
     }
     SendRevokeDone(task.revoke, *slabs, /*more=*/!rest.empty());
   } while (!rest.empty());
+}
+
+void GrpcMemoryClient::AwaitWritten(absl::Span<const RegionIndex> places) {
+  MutexLock lock(&mu_);
+  for (const RegionIndex index : places) {
+    const ParameterSlabs::State state = slabs_->state(index);
+    if (state != ParameterSlabs::State::kRotating && !slabs_->revoked(index)) {
+      slabs_->Revoke(index);
+    }
+  }
+  // The copies that are under way, at most.
+  for (const RegionIndex index : places) {
+    while (slabs_->BeingWritten(index)) changed_.Wait(&mu_);
+  }
+}
+
+void GrpcMemoryClient::Perform(Rotate& task) {
+  ParameterTable before;
+  bool was_available = false;
+  {
+    MutexLock lock(&mu_);
+    was_available = slabs_->Available();
+    before.slots = slots_;
+    before.rotation = rotation_;
+  }
+  for (SlabRegion::Held& slab : parameters_->held()) before.own[slab.index] = std::move(slab);
+  absl::StatusOr<RotationPlan> plan = PlanRotation(before, stages_, task.rotation, task.moves);
+  if (!plan.ok()) {
+    {
+      MutexLock lock(&mu_);
+      Settle(task.id, /*changed=*/false);
+    }
+    return DropConnection(plan.status());
+  }
+  if (slot_copier_ != nullptr) slot_copier_->Stop();
+  const absl::Status status = Rearrange(task.id, *plan);
+  if (status.ok() && slot_copier_ != nullptr) slot_copier_->Start(task.rotation);
+  {
+    MutexLock lock(&mu_);
+    if (status.ok()) TakeOver(*std::move(plan), was_available);
+    Settle(task.id, /*changed=*/status.ok());
+  }
+  if (!status.ok()) return Fatal(status);
+  Log(LogLevel::kInfo, "layers rotate",
+      {{"rotation", task.id},
+       {"layers", task.rotation.stages.size()},
+       {"slots", task.rotation.slots}});
+}
+
+absl::Status GrpcMemoryClient::Rearrange(RotationId id, const RotationPlan& plan) {
+  AwaitWritten(plan.vacated);
+  absl::Status status = parameters_->Vacate(plan.vacated);
+  if (!status.ok()) return status;
+  v1::WorkerMessage message;
+  message.mutable_rotation_done()->set_rotation_id(id.value());
+  {
+    MutexLock lock(&mu_);
+    Send(std::move(message));
+  }
+  return parameters_->Occupy(plan.own, plan.aliases);
+}
+
+void GrpcMemoryClient::TakeOver(RotationPlan plan, bool was_available) {
+  for (const RegionIndex index : plan.vacated) slabs_->Unmapped(index);
+  RestoreTask restore;
+  for (const SlabRegion::Held& slab : plan.own) {
+    slabs_->Promise(slab.index);
+    slabs_->Mapped(slab.index);
+    restore.indexes.push_back(slab.index);
+  }
+  for (const SlabRegion::Held& slab : plan.aliases) slabs_->Rotate(slab.index);
+  if (!restore.indexes.empty()) restore_tasks_.push_back(std::move(restore));
+  slots_ = std::move(plan.after.slots);
+  rotation_ = std::move(plan.after.rotation);
+  if (!was_available && slabs_->Available()) {
+    activation_.reset();
+    Push(ParametersComing{});
+  }
+}
+
+void GrpcMemoryClient::Settle(RotationId id, bool changed) {
+  --settling_;
+  Push(RotationSettled{id, changed, rotation_});
+  changed_.SignalAll();
 }
 
 void GrpcMemoryClient::RestorerLoop() {
@@ -192,7 +302,9 @@ void GrpcMemoryClient::Restore(const RestoreTask& task) {
     MutexLock lock(&mu_);
     slabs_->Queued(index);
   };
-  progress.done = [this](RegionIndex index) {
+  std::atomic<int64_t> copied = 0;
+  progress.done = [this, &copied](RegionIndex index) {
+    ++copied;
     MutexLock lock(&mu_);
     slabs_->Restored(index);
     changed_.SignalAll();
@@ -218,9 +330,19 @@ void GrpcMemoryClient::Restore(const RestoreTask& task) {
   const absl::Duration restore_time = MonotonicNow() - start;
   Observe(instruments_.restore, restore_time);
   MutexLock lock(&mu_);
+  if (restorer_->copies_slabs()) {
+    Copied(slab_bytes_ * copied.load() / options_.restore_threads, restore_time);
+  }
   if (task.grant.has_value()) {
     SendMapped(task.session_epoch, *task.grant, task.map_time, restore_time);
   }
+}
+
+void GrpcMemoryClient::Copied(Bytes bytes, absl::Duration time) {
+  if (bytes == Bytes(0) || time <= absl::ZeroDuration()) return;
+  const double rate = static_cast<double>(bytes.count()) / absl::ToDoubleSeconds(time);
+  double& smoothed = image_bytes_per_second_;
+  smoothed = smoothed == 0 ? rate : smoothed + (rate - smoothed) * kNewestCopy;
 }
 
 void GrpcMemoryClient::SendMapped(uint64_t session_epoch, GrantId grant, absl::Duration map_time,

@@ -8,6 +8,7 @@
 #include <random>
 #include <thread>
 
+#include "absl/strings/str_cat.h"
 #include "common/memory_file.h"
 #include "common/mutex.h"
 #include "common/slab_checksum.h"
@@ -216,19 +217,78 @@ TEST(ParameterGate, WrongBytesInUseAreFoundBeforeTheyAreBelieved) {
   EXPECT_TRUE(absl::IsDataLoss(result));
 }
 
+class RecordingStages : public RotatingStages {
+ public:
+  absl::Status Await(int stage) override {
+    said += absl::StrCat("await ", stage, ";");
+    return status;
+  }
+  void Release(int stage) override { absl::StrAppend(&said, "release ", stage, ";"); }
+  void Restart() override { said += "restart;"; }
+  void Fail(absl::Status) override { said += "fail;"; }
+
+  absl::Status status;
+  std::string said;
+};
+
+TEST(ParameterGate, RotatingStagesAreLeftToWhoCopiesThem) {
+  RecordingStages rotating;
+  ParameterGateImpl gate(3, kLong, nullptr, nullptr, &rotating);
+  gate.Set(0, Stage::kReady);
+  gate.Set(1, Stage::kRotating);
+  EXPECT_TRUE(gate.AwaitStage(0).ok());
+  gate.ReleaseStage(0);
+  EXPECT_TRUE(gate.AwaitStage(1).ok());
+  gate.ReleaseStage(1);
+  EXPECT_EQ(std::exchange(rotating.said, ""), "await 1;release 1;");
+  // However a step fails, the next one begins anew.
+  EXPECT_TRUE(absl::IsUnavailable(gate.AwaitStage(2)));
+  EXPECT_EQ(std::exchange(rotating.said, ""), "restart;");
+  rotating.status = absl::DeadlineExceededError("slow");
+  EXPECT_TRUE(absl::IsDeadlineExceeded(gate.AwaitStage(1)));
+  EXPECT_EQ(std::exchange(rotating.said, ""), "await 1;restart;");
+  gate.Fail(absl::DataLossError("damaged"));
+  EXPECT_TRUE(absl::IsDataLoss(gate.AwaitStage(1)));
+  EXPECT_EQ(rotating.said, "fail;restart;");
+}
+
+TEST(ParameterGate, RotatingStagesOfAGpuPassWithoutAnEvent) {
+  ParameterGateImpl gate(1, kLong, nullptr, [](int, int) { return nullptr; });
+  gate.Set(0, Stage::kRotating);
+  int mark = 0;
+  void* event = &mark;
+  ASSERT_TRUE(gate.StageEvents(0, absl::MakeSpan(&event, 1)).ok());
+  EXPECT_EQ(event, nullptr);
+  EXPECT_TRUE(gate.CheckPassed().ok());
+}
+
 TEST(ParameterSlabs, RandomTransitionsKeepTheGateRight) {
   const std::vector<ParameterSlabs::StageSpan> spans = {{0, 1}, {1, 3}, {4, 2}};
   ParameterGateImpl gate(3, kLong);
   ParameterSlabs slabs(spans, &gate);
   std::mt19937 random(5);
-  std::array<int, 5> seen = {};
+  std::array<int, 6> seen = {};
   for (int step = 0; step < 20'000; ++step) {
     const RegionIndex i(random() % slabs.size());
     const State state = slabs.state(i);
-    switch (random() % 8) {
+    switch (random() % 9) {
       case 0:
         if (state == State::kAbsent) slabs.Promise(i);
         break;
+      case 8: {
+        // A whole stage rotates, or ceases to.
+        const auto& span = spans[random() % spans.size()];
+        const State first = slabs.state(RegionIndex(span.first));
+        bool alike = first == State::kAbsent || first == State::kRotating;
+        for (uint32_t k = 0; k < span.count; ++k) {
+          alike &= slabs.state(RegionIndex(span.first + k)) == first;
+        }
+        for (uint32_t k = 0; alike && k < span.count; ++k) {
+          const RegionIndex index(span.first + k);
+          first == State::kAbsent ? slabs.Rotate(index) : slabs.Unmapped(index);
+        }
+        break;
+      }
       case 1:
         if (state == State::kPromised) slabs.Mapped(i);
         break;
@@ -246,7 +306,9 @@ TEST(ParameterSlabs, RandomTransitionsKeepTheGateRight) {
         if (random() % 8 == 0) slabs.AbandonRestore(i);
         break;
       case 5:
-        if (random() % 4 == 0 && state != State::kAbsent) slabs.Revoke(i);
+        if (random() % 4 == 0 && state != State::kAbsent && state != State::kRotating) {
+          slabs.Revoke(i);
+        }
         break;
       case 6:
         if (random() % 2 == 0) slabs.Unrevoke(i);
@@ -261,18 +323,20 @@ TEST(ParameterSlabs, RandomTransitionsKeepTheGateRight) {
     bool available = true;
     uint32_t restored = 0;
     for (size_t s = 0; s < spans.size(); ++s) {
-      bool missing = false, ready = true, queued = true;
+      bool missing = false, ready = true, queued = true, rotating = true;
       for (uint32_t k = 0; k < spans[s].count; ++k) {
         const RegionIndex index(spans[s].first + k);
         missing |= slabs.state(index) == State::kAbsent || slabs.revoked(index);
+        rotating &= slabs.state(index) == State::kRotating;
         ready &= slabs.state(index) == State::kRestored;
         queued &= slabs.state(index) == State::kRestored || slabs.state(index) == State::kQueued;
         restored += slabs.state(index) == State::kRestored;
       }
-      const Stage expected = missing  ? Stage::kAbsent
-                             : ready  ? Stage::kReady
-                             : queued ? Stage::kQueued
-                                      : Stage::kComing;
+      const Stage expected = missing    ? Stage::kAbsent
+                             : rotating ? Stage::kRotating
+                             : ready    ? Stage::kReady
+                             : queued   ? Stage::kQueued
+                                        : Stage::kComing;
       ASSERT_EQ(gate.Get(static_cast<int>(s)), expected) << "step " << step;
       available &= !missing;
       ++seen[static_cast<size_t>(expected)];
@@ -280,7 +344,8 @@ TEST(ParameterSlabs, RandomTransitionsKeepTheGateRight) {
     ASSERT_EQ(slabs.Available(), available);
     ASSERT_EQ(slabs.restored(), restored);
   }
-  for (const Stage stage : {Stage::kAbsent, Stage::kComing, Stage::kQueued, Stage::kReady}) {
+  for (const Stage stage :
+       {Stage::kAbsent, Stage::kComing, Stage::kQueued, Stage::kReady, Stage::kRotating}) {
     EXPECT_GT(seen[static_cast<size_t>(stage)], 100);
   }
 }

@@ -8,7 +8,16 @@
 namespace palimpsest {
 
 absl::Status ParameterGateImpl::AwaitStage(int stage) {
-  return Await(stage, Stage::kReady).status();
+  const absl::StatusOr<Stage> state = Await(stage, Stage::kReady);
+  if (rotating_ == nullptr) return state.status();
+  absl::Status status = state.status();
+  if (status.ok() && *state == Stage::kRotating) status = rotating_->Await(stage);
+  if (!status.ok()) rotating_->Restart();
+  return status;
+}
+
+void ParameterGateImpl::ReleaseStage(int stage) {
+  if (rotating_ != nullptr && Get(stage) == Stage::kRotating) rotating_->Release(stage);
 }
 
 absl::Status ParameterGateImpl::StageEvents(int stage, absl::Span<void*> events) {
@@ -84,6 +93,7 @@ ParameterGateImpl::Stage ParameterGateImpl::Get(int stage) const {
 }
 
 void ParameterGateImpl::Fail(absl::Status status) {
+  if (rotating_ != nullptr) rotating_->Fail(status);
   MutexLock lock(&mu_);
   if (failure_.ok()) failure_ = std::move(status);
   changed_.SignalAll();

@@ -19,7 +19,7 @@ ParameterSlabs::ParameterSlabs(const std::vector<StageSpan>& stages, ParameterGa
   for (const StageSpan& span : stages) {
     const int stage = static_cast<int>(stages_.size());
     for (uint32_t i = 0; i < span.count; ++i) slabs_.push_back(Slab{.stage = stage});
-    stages_.push_back({.not_restored = span.count, .missing = span.count});
+    stages_.push_back({.not_restored = span.count, .missing = span.count, .slabs = span.count});
   }
   missing_ = size();
 }
@@ -35,6 +35,7 @@ void ParameterSlabs::Change(RegionIndex index, State state, bool revoked) {
     restored_ += sign * restored;
     stage.not_restored += sign * !restored;
     stage.queued += sign * (slab.state == State::kQueued);
+    stage.rotating += sign * (slab.state == State::kRotating);
   };
   count(-1);
   slab.state = state;
@@ -43,6 +44,7 @@ void ParameterSlabs::Change(RegionIndex index, State state, bool revoked) {
   using Open = ParameterGateImpl::Stage;
   gate_->Set(slab.stage,
              stage.missing > 0                    ? Open::kAbsent
+             : stage.rotating == stage.slabs      ? Open::kRotating
              : stage.not_restored == 0            ? Open::kReady
              : stage.not_restored == stage.queued ? Open::kQueued
                                                   : Open::kComing,
@@ -80,9 +82,15 @@ void ParameterSlabs::AbandonRestore(RegionIndex index) {
 }
 
 void ParameterSlabs::Unmapped(RegionIndex index) {
-  Require(state(index) == State::kMapped || state(index) == State::kRestored,
+  Require(state(index) == State::kMapped || state(index) == State::kRestored ||
+              state(index) == State::kRotating,
           "unmapped while not mapped or being restored");
   Change(index, State::kAbsent, false);
+}
+
+void ParameterSlabs::Rotate(RegionIndex index) {
+  Require(state(index) == State::kAbsent, "an alias where a slab is");
+  Change(index, State::kRotating, false);
 }
 
 void ParameterSlabs::Revoke(RegionIndex index) {

@@ -8,7 +8,8 @@
 //   kRestoring -> kQueued     Queued: its copy is under way, and an event will tell its end
 //   kRestoring, kQueued -> kRestored  Restored
 //   kRestoring, kQueued -> kMapped    AbandonRestore
-//   kMapped, kRestored -> kAbsent   Unmapped
+//   kMapped, kRestored, kRotating -> kAbsent   Unmapped
+//   kAbsent    -> kRotating   Rotate: its place shows a slot's slab
 //
 // Beside that a slab may be revoked: it is still there, but its stage is closed, it is not restored
 // any more, and it is not unmapped while something is written to it. Other transitions abort.
@@ -26,7 +27,15 @@ namespace palimpsest {
 
 class ParameterSlabs {
  public:
-  enum class State : uint8_t { kAbsent, kPromised, kMapped, kRestoring, kQueued, kRestored };
+  enum class State : uint8_t {
+    kAbsent,
+    kPromised,
+    kMapped,
+    kRestoring,
+    kQueued,
+    kRestored,
+    kRotating
+  };
 
   struct StageSpan {
     uint32_t first = 0;
@@ -54,6 +63,8 @@ class ParameterSlabs {
   // No-op for a slab that is not being restored.
   void AbandonRestore(RegionIndex index);
   void Unmapped(RegionIndex index);
+  // Of all slabs of a stage, one after the other.
+  void Rotate(RegionIndex index);
   void Revoke(RegionIndex index);
   // The revoke is void: the slab stays.
   void Unrevoke(RegionIndex index);
@@ -69,11 +80,13 @@ class ParameterSlabs {
     bool revoked = false;
     int stage = 0;
   };
-  // Slabs of a stage that keep it from being ready, and from coming.
+  // Slabs of a stage, and those of them that decide about its gate.
   struct Stage {
     uint32_t not_restored = 0;
     uint32_t queued = 0;
     uint32_t missing = 0;
+    uint32_t rotating = 0;
+    uint32_t slabs = 0;
   };
 
   void Change(RegionIndex index, State state, bool revoked);

@@ -211,6 +211,23 @@ void Engine::Handle(const ParametersRevoked& event) {
       {{"revoke", event.id}, {"slabs", event.indexes.size()}});
 }
 
+void Engine::Handle(const RotationWanted& event) {
+  Quiesce();
+  ++rotations_open_;
+  parts_.memory->FinishRotation(event.id);
+}
+
+void Engine::Handle(const RotationSettled& event) {
+  --rotations_open_;
+  if (!event.changed) return;
+  const absl::Status status = parts_.runner->SetRotation(event.rotation);
+  Log(status.ok() ? LogLevel::kInfo : LogLevel::kError, "the runner knows which layers rotate",
+      {{"rotation", event.id},
+       {"layers", event.rotation.stages.size()},
+       {"slots", event.rotation.slots},
+       {"status", status}});
+}
+
 void Engine::Handle(const ParametersComing&) { retry_step_at_ = absl::InfinitePast(); }
 
 void Engine::Handle(const ActivationRefused& event) {
@@ -342,16 +359,22 @@ void Engine::StateNeeds() {
     parts_.memory->SetKvTarget(target.target_slabs, target.needed_slabs);
   }
   const SlabCounts slabs = scheduler_.blocks().CountSlabs();
-  parts_.memory->SendReport({.active = !scheduler_.idle(),
-                             .running_sequences = scheduler_.running(),
-                             .waiting_sequences = scheduler_.waiting(),
-                             .kv_slabs_used = slabs.used,
-                             .kv_slabs_cached = slabs.cached,
-                             .kv_slabs_free = slabs.free});
+  parts_.memory->SendReport(
+      {.active = !scheduler_.idle(),
+       .running_sequences = scheduler_.running(),
+       .waiting_sequences = scheduler_.waiting(),
+       .kv_slabs_used = slabs.used,
+       .kv_slabs_cached = slabs.cached,
+       .kv_slabs_free = slabs.free,
+       .decode_step_seconds = phase_times_.decode_seconds(),
+       .prefill_step_seconds = phase_times_.prefill_seconds(),
+       .prefill_share = phase_times_.prefill_share(),
+       .rotation_stall_seconds = absl::ToDoubleSeconds(phase_times_.rotation_stall()),
+       .rotation_bytes = rotation_bytes_});
 }
 
 void Engine::PublishStats() {
-  parts_.metrics->Update(scheduler_, parts_.memory->Mapped());
+  parts_.metrics->Update(scheduler_, parts_.memory->Mapped(), phase_times_);
   MutexLock lock(&mutex_);
   stats_.running = scheduler_.running();
   stats_.waiting = scheduler_.waiting();

@@ -5,12 +5,13 @@
 // requests and cancellations, states the KV target, submits steps until as many as may be are in
 // flight, hands the tokens of earlier ones to the requests' streams, and waits for the oldest. So
 // with a pipeline depth of 2 everything but the model runs while the model runs. A revoke is
-// answered when the steps in flight are done, as they may use what goes. While the parameters are
-// missing it asks for their activation and the sequences wait; a step that fails at the gate is
-// abandoned and tried again. When the broker refuses the activation, requests that have streamed
-// nothing fail with UNAVAILABLE and its retry hint, while those in mid-stream give up their KV and
-// wait, and the activation is asked for again. No request waits without limit: if no step succeeds
-// for `stall_timeout`, all fail with UNAVAILABLE.
+// answered when the steps in flight are done, as they may use what goes; so is a rotation of
+// layers, and no step is submitted until the runner knows of it. While the parameters are missing
+// it asks for their activation and the sequences wait; a step that fails at the gate is abandoned
+// and tried again. When the broker refuses the activation, requests that have streamed nothing fail
+// with UNAVAILABLE and its retry hint, while those in mid-stream give up their KV and wait, and the
+// activation is asked for again. No request waits without limit: if no step succeeds for
+// `stall_timeout`, all fail with UNAVAILABLE.
 //
 // Threads: the engine owns one thread (Start .. Stop) that runs the turns; tests call RunOnce
 // instead. Submit, Cancel, StartDrain, AwaitDrained and Stats may be called from any thread and
@@ -35,6 +36,7 @@
 #include "worker/core/block_copier.h"
 #include "worker/core/kv_target.h"
 #include "worker/core/model_runner.h"
+#include "worker/core/phase_times.h"
 #include "worker/core/scheduler.h"
 #include "worker/core/token_bytes.h"
 #include "worker/memory/memory_client.h"
@@ -141,6 +143,8 @@ class Engine {
   void Handle(const KvMapped& event);
   void Handle(const KvRevoked& event);
   void Handle(const ParametersRevoked& event);
+  void Handle(const RotationWanted& event);
+  void Handle(const RotationSettled& event);
   void Handle(const ParametersComing& event);
   void Handle(const ActivationRefused& event);
   void Handle(const KvPressureSeen& event);
@@ -184,6 +188,9 @@ class Engine {
   absl::Time last_compaction_ = absl::InfinitePast();
   int32_t steps_in_flight_ = 0;  // submitted to the runner
   int32_t step_failures_ = 0;
+  int32_t rotations_open_ = 0;  // finished, not settled
+  PhaseTimes phase_times_;
+  Bytes rotation_bytes_;
   bool connected_ = false;
 
   const std::shared_ptr<std::atomic<int32_t>> streams_alive_;

@@ -13,17 +13,13 @@
 #include "worker/core/threaded_runner.h"
 #include "worker/memory/fake_memory_client.h"
 #include "worker/server/engine.h"
+#include "worker/server/engine_cpu_fixture.h"
 
 namespace palimpsest {
 namespace {
 
 constexpr int32_t kBlockTokens = 4;
 constexpr int32_t kRegionSlabs = 96;
-
-class NoBytes : public TokenBytes {
- public:
-  absl::string_view BytesOf(TokenId) const override { return "x"; }
-};
 
 struct WorkerShape {
   int32_t batch = 1;
@@ -93,46 +89,6 @@ class Worker {
   std::unique_ptr<Engine> engine_;
 };
 
-std::vector<SequenceRequest> RandomRequests(std::mt19937& random, int32_t vocab_size, int count) {
-  std::vector<SequenceRequest> requests;
-  for (int i = 0; i < count; ++i) {
-    SequenceRequest request;
-    std::mt19937 shared(random() % 2);  // two beginnings that many share
-    for (int n = random() % 30; n > 0; --n) request.prompt.push_back(shared() % vocab_size);
-    for (int n = 1 + random() % 20; n > 0; --n) request.prompt.push_back(random() % vocab_size);
-    request.params.max_tokens = 1 + static_cast<int32_t>(random() % 40);
-    request.params.temperature = random() % 2 ? 0.0f : 1.2f;
-    request.params.top_p = random() % 2 ? 1.0f : 0.9f;
-    request.params.repetition_penalty = random() % 2 ? 1.0f : 1.2f;
-    request.params.seed = random();
-    request.params.logprobs = 2;
-    requests.push_back(std::move(request));
-  }
-  return requests;
-}
-
-struct Output {
-  std::vector<SampledToken> tokens;
-  std::optional<GenerationStream::End> end;
-
-  void Take(GenerationStream& stream) {
-    auto batch = stream.Take();
-    for (SampledToken& token : batch.tokens) tokens.push_back(std::move(token));
-    if (batch.end.has_value()) end = std::move(batch.end);
-  }
-};
-
-Output RunAlone(Worker& worker, const SequenceRequest& request) {
-  const auto stream = worker.engine().Submit(request, [] {});
-  EXPECT_TRUE(stream.ok()) << stream.status();
-  Output output;
-  while (stream.ok() && !output.end.has_value()) {
-    worker.engine().RunOnce();
-    output.Take(**stream);
-  }
-  return output;
-}
-
 // All at once, while slabs and parameters are taken and given back at random.
 std::vector<Output> RunUnderPressure(Worker& worker, const std::vector<SequenceRequest>& requests,
                                      std::mt19937& random) {
@@ -168,17 +124,6 @@ std::vector<Output> RunUnderPressure(Worker& worker, const std::vector<SequenceR
   return outputs;
 }
 
-void ExpectSame(const Output& output, const Output& alone) {
-  ASSERT_TRUE(output.end.has_value());
-  ASSERT_TRUE(output.end->status.ok()) << output.end->status;
-  ASSERT_EQ(output.tokens.size(), alone.tokens.size());
-  for (size_t t = 0; t < alone.tokens.size(); ++t) {
-    ASSERT_EQ(output.tokens[t].token, alone.tokens[t].token) << "token " << t;
-    ASSERT_EQ(output.tokens[t].logprob, alone.tokens[t].logprob) << "token " << t;
-    ASSERT_EQ(output.tokens[t].top, alone.tokens[t].top) << "token " << t;
-  }
-}
-
 TEST(EngineOnCpuRunner, NeitherPressureNorStepsInFlightChangeABit) {
   int64_t preemptions = 0;
   for (uint32_t seed = 0; seed < 12; ++seed) {
@@ -191,7 +136,8 @@ TEST(EngineOnCpuRunner, NeitherPressureNorStepsInFlightChangeABit) {
     const int32_t step_tokens = batch + random() % 24;
     const auto requests = RandomRequests(random, model.config().vocab_size, 14);
     std::vector<Output> alone;
-    for (const SequenceRequest& request : requests) alone.push_back(RunAlone(calm, request));
+    for (const SequenceRequest& request : requests)
+      alone.push_back(RunAlone(calm.engine(), request));
     for (int32_t depth = 1; depth <= kMaxPipelineDepth; ++depth) {
       SCOPED_TRACE(depth);
       Worker pressed(model, {batch, step_tokens, depth});

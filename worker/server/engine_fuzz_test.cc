@@ -32,6 +32,7 @@ TEST_P(EngineFuzz, DisturbedRequestsSayTheSame) {
     if (!parameters) memory_.RestoreParameters();
     parameters = true;
     memory_.FailStage(-1);
+    memory_.HoldRotations(false);
   };
   for (int turn = 0; turn < 6000; ++turn) {
     if (chance(12)) {
@@ -52,6 +53,9 @@ TEST_P(EngineFuzz, DisturbedRequestsSayTheSame) {
       memory_.RevokeParameters();
       parameters = false;
     }
+    if (chance(3)) memory_.SetRotation(EvenRotation(1, 8, static_cast<int>(random() % 6), 2));
+    if (chance(10)) memory_.HoldRotations(chance(50));
+    if (chance(1)) memory_.VoidRotations();
     if (chance(5)) memory_.FailStage(random() % 3);
     if (chance(5) && !parameters) memory_.RefuseActivation("full", absl::Milliseconds(50));
     if (chance(2)) runner_.FailNext();

@@ -51,7 +51,13 @@ EngineMetrics::EngineMetrics(Metrics& metrics)
       cached_blocks_(metrics.Gauge<"palimpsest_worker_kv_blocks">("cached")),
       free_blocks_(metrics.Gauge<"palimpsest_worker_kv_blocks">("free")),
       parameter_slabs_(metrics.Gauge<"palimpsest_worker_mapped_slabs">("parameter")),
-      kv_slabs_(metrics.Gauge<"palimpsest_worker_mapped_slabs">("kv")) {}
+      kv_slabs_(metrics.Gauge<"palimpsest_worker_mapped_slabs">("kv")),
+      slot_slabs_(metrics.Gauge<"palimpsest_worker_mapped_slabs">("slot")),
+      rotating_layers_(metrics.Gauge<"palimpsest_worker_rotating_layers">()),
+      rotation_stall_seconds_(metrics.Counter<"palimpsest_worker_rotation_stall_seconds_total">()),
+      rotation_bytes_(metrics.Counter<"palimpsest_worker_rotation_bytes_total">()),
+      decode_seconds_(metrics.Gauge<"palimpsest_worker_phase_step_seconds">("decode")),
+      prefill_seconds_(metrics.Gauge<"palimpsest_worker_phase_step_seconds">("prefill")) {}
 
 void EngineMetrics::OnSubmitted(const StepPlan& plan, absl::Duration schedule,
                                 absl::Duration launch) {
@@ -63,10 +69,13 @@ void EngineMetrics::OnSubmitted(const StepPlan& plan, absl::Duration schedule,
   batch_tokens_.Observe(static_cast<double>(tokens));
 }
 
-void EngineMetrics::OnExecuted(const StepTimes& times, bool graph) {
+void EngineMetrics::OnExecuted(const StepResult& result) {
+  const StepTimes& times = result.times;
   ++totals_.steps;
-  totals_.graph_steps += graph ? 1 : 0;
-  (graph ? graph_steps_ : eager_steps_).Increment();
+  totals_.graph_steps += result.graph ? 1 : 0;
+  (result.graph ? graph_steps_ : eager_steps_).Increment();
+  rotation_stall_seconds_.Increment(absl::ToDoubleSeconds(times.rotation_stall));
+  rotation_bytes_.Increment(static_cast<double>(result.rotation_bytes.count()));
   if (times.device > absl::ZeroDuration()) {
     ++totals_.device_steps;
     ObserveAs(device_seconds_, times.device, totals_.device);
@@ -103,7 +112,8 @@ void EngineMetrics::OnFailure(const absl::Status& status) {
       .Increment();
 }
 
-void EngineMetrics::Update(const Scheduler& scheduler, const MappedSlabs& mapped) {
+void EngineMetrics::Update(const Scheduler& scheduler, const MappedSlabs& mapped,
+                           const PhaseTimes& phases) {
   const SchedulerCounters& now = scheduler.counters();
   const int64_t cached = now.cached_tokens - last_.cached_tokens;
   computed_tokens_.Increment(static_cast<double>(now.prompt_tokens - last_.prompt_tokens - cached));
@@ -119,9 +129,14 @@ void EngineMetrics::Update(const Scheduler& scheduler, const MappedSlabs& mapped
   free_blocks_.Set(scheduler.blocks().free_blocks());
   parameter_slabs_.Set(mapped.parameters);
   kv_slabs_.Set(mapped.kv);
+  slot_slabs_.Set(mapped.slots);
+  rotating_layers_.Set(mapped.rotating);
+  decode_seconds_.Set(phases.decode_seconds());
+  prefill_seconds_.Set(phases.prefill_seconds());
   for (const GpuSlabs& gpu : gpus_) {
     gpu.parameter_bytes->Set(static_cast<double>((gpu.slab_bytes * mapped.parameters).count()));
     gpu.kv_bytes->Set(static_cast<double>((gpu.slab_bytes * mapped.kv).count()));
+    gpu.slot_bytes->Set(static_cast<double>((gpu.slab_bytes * mapped.slots).count()));
   }
 }
 
@@ -136,7 +151,7 @@ void EngineMetrics::AddGpu(const Gpu& gpu) {
   set("workspace", gpu.workspace);
   set("context", gpu.context);
   set("compute", gpu.compute);
-  gpus_.push_back({bytes("parameter"), bytes("kv"), gpu.slab_bytes});
+  gpus_.push_back({bytes("parameter"), bytes("kv"), bytes("slot"), gpu.slab_bytes});
   const auto link = [&](const char* direction, double speed) {
     metrics_.Gauge<"palimpsest_worker_link_bytes_per_second">(number, direction).Set(speed);
   };

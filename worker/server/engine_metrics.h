@@ -10,6 +10,7 @@
 #include "absl/time/time.h"
 #include "common/bytes.h"
 #include "common/metrics.h"
+#include "worker/core/phase_times.h"
 #include "worker/core/scheduler.h"
 #include "worker/core/sequence.h"
 #include "worker/core/step_plan.h"
@@ -36,7 +37,7 @@ class EngineMetrics {
   explicit EngineMetrics(Metrics& metrics);
 
   void OnSubmitted(const StepPlan& plan, absl::Duration schedule, absl::Duration launch);
-  void OnExecuted(const StepTimes& times, bool graph);
+  void OnExecuted(const StepResult& result);
   void OnCommitted(absl::Duration wait, absl::Duration commit);
   void OnDelivered(absl::Duration stream);
   void OnFirstToken(absl::Duration since_arrival);
@@ -44,7 +45,7 @@ class EngineMetrics {
   void OnFinish(FinishReason reason);
   void OnFailure(const absl::Status& status);
   // States, and counters since the last call.
-  void Update(const Scheduler& scheduler, const MappedSlabs& mapped);
+  void Update(const Scheduler& scheduler, const MappedSlabs& mapped, const PhaseTimes& phases);
 
   // A GPU of the worker's; Update tells its slabs in bytes from then on.
   struct Gpu {
@@ -86,9 +87,16 @@ class EngineMetrics {
   prometheus::Gauge& free_blocks_;
   prometheus::Gauge& parameter_slabs_;
   prometheus::Gauge& kv_slabs_;
+  prometheus::Gauge& slot_slabs_;
+  prometheus::Gauge& rotating_layers_;
+  prometheus::Counter& rotation_stall_seconds_;
+  prometheus::Counter& rotation_bytes_;
+  prometheus::Gauge& decode_seconds_;
+  prometheus::Gauge& prefill_seconds_;
   struct GpuSlabs {
     prometheus::Gauge* parameter_bytes = nullptr;
     prometheus::Gauge* kv_bytes = nullptr;
+    prometheus::Gauge* slot_bytes = nullptr;
     Bytes slab_bytes;
   };
   std::vector<GpuSlabs> gpus_;

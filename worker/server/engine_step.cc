@@ -28,7 +28,7 @@ bool Engine::RunSteps() {
 }
 
 bool Engine::SubmitStep() {
-  if (scheduler_.idle()) return false;
+  if (scheduler_.idle() || rotations_open_ > 0) return false;
   const Clock& clock = *parts_.clock;
   const absl::Time begin = clock.Now();
   if (!parts_.memory->ParametersAvailable()) {
@@ -51,6 +51,7 @@ bool Engine::SubmitStep() {
     return true;
   }
   ++steps_in_flight_;
+  phase_times_.Submitted(plan, scheduled);
   parts_.metrics->OnSubmitted(plan, scheduled - begin, clock.Now() - scheduled);
   return true;
 }
@@ -61,13 +62,19 @@ void Engine::AwaitStep() {
   absl::StatusOr<StepResult> result = parts_.runner->Wait();
   --steps_in_flight_;
   if (!result.ok()) {
-    for (; steps_in_flight_ > 0; --steps_in_flight_) parts_.runner->Wait().IgnoreError();
+    phase_times_.Failed(clock.Now());
+    for (; steps_in_flight_ > 0; --steps_in_flight_) {
+      parts_.runner->Wait().IgnoreError();
+      phase_times_.Failed(clock.Now());
+    }
     scheduler_.Abandon();
     OnStepFailure(result.status());
     return;
   }
   const absl::Time executed = clock.Now();
-  parts_.metrics->OnExecuted(result->times, result->graph);
+  phase_times_.Ended(result->times, executed);
+  rotation_bytes_ += result->rotation_bytes;
+  parts_.metrics->OnExecuted(*result);
   scheduler_.Commit(*std::move(result));
   step_failures_ = 0;
   refusal_.clear();

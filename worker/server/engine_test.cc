@@ -388,6 +388,55 @@ TEST_P(EngineTest, DrainRefusesNewRequestsAndWaitsForOldOnes) {
   EXPECT_EQ(engine_->AwaitDrained(absl::InfiniteDuration()), 0);
 }
 
+TEST_P(EngineTest, RunnerHearsOfARotationBetweenStepsAndBeforeTheNext) {
+  memory_.GrantKv(40);
+  const auto request = Request({1, 2, 3}, 30);
+  const auto stream = Submit(request);
+  for (int i = 0; i < 4; ++i) engine_->RunOnce();
+  const Rotation rotation = {{1, 3, 5}, 2};
+  memory_.SetRotation(rotation);
+  memory_.HoldRotations(true);
+  // Its steps in flight are done, and none follows while slabs are mapped.
+  engine_->RunOnce();
+  EXPECT_EQ(memory_.open_rotations(), 0);
+  const int64_t steps = runner_.steps();
+  for (int i = 0; i < 5; ++i) engine_->RunOnce();
+  EXPECT_EQ(runner_.steps(), steps);
+  EXPECT_EQ(runner_.rotation(), Rotation());
+  memory_.HoldRotations(false);
+  engine_->RunOnce();
+  EXPECT_EQ(runner_.rotation(), rotation);
+  const Outcome outcome = RunToEnd(*stream);
+  EXPECT_EQ(outcome.tokens, Expected(request));
+  EXPECT_GT(runner_.steps(), steps);
+}
+
+TEST_P(EngineTest, ARotationThatIsVoidChangesNothing) {
+  memory_.GrantKv(40);
+  const auto request = Request({1, 2, 3}, 10);
+  const auto stream = Submit(request);
+  engine_->RunOnce();
+  memory_.SetRotation({{1, 3, 5}, 2});
+  memory_.VoidRotations();
+  const Outcome outcome = RunToEnd(*stream);
+  EXPECT_EQ(outcome.tokens, Expected(request));
+  EXPECT_EQ(runner_.rotation(), Rotation());
+}
+
+TEST_P(EngineTest, ReportsHowLongStepsTake) {
+  memory_.GrantKv(40);
+  const auto stream = Submit(Request({1, 2, 3, 4, 5}, 10));
+  for (int i = 0; i < 8; ++i) {
+    clock_.Advance(absl::Milliseconds(3));
+    engine_->RunOnce();
+  }
+  // The clock stands still during a step of this runner; what counts is that phases are told apart.
+  EXPECT_GT(memory_.load().prefill_share, 0);
+  EXPECT_LT(memory_.load().prefill_share, 1);
+  EXPECT_EQ(memory_.load().rotation_stall_seconds, 0);
+  RunToEnd(*stream);
+}
+
 TEST_P(EngineTest, StopEndsEveryStream) {
   memory_.GrantKv(40);
   const auto running = Submit(Request({1, 2, 3}, 50));

@@ -1,6 +1,7 @@
 #include "worker/server/worker_process.h"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 #include <vector>
 
@@ -106,6 +107,7 @@ absl::Status WorkerProcess::Attach(std::function<void(const absl::Status&)> on_f
   options.connection.descriptor_socket = config_.descriptor_socket;
   options.connection.tenant = config_.tenant;
   options.connection.on_progress = LogProgress;
+  options.connection.rotates = config_.device == WorkerConfig::Device::kCpu;
   if (!config_.secret_file.empty()) {
     auto secret = ReadSecretFile(config_.secret_file);
     if (!secret.ok()) return secret.status();
@@ -148,6 +150,7 @@ absl::StatusOr<std::optional<FileLock>> WorkerProcess::AwaitTurn() const {
 
 absl::Status WorkerProcess::LookAtGpus() {
   if (backend_ == nullptr || memory_->workspace_bytes() == Bytes(0)) return absl::OkStatus();
+  double slowest = std::numeric_limits<double>::infinity();
   for (int rank = 0; rank < memory_->ranks(); ++rank) {
     const auto link =
         backend_->MeasureLink(rank, memory_->workspace(rank), memory_->workspace_bytes());
@@ -158,7 +161,9 @@ absl::Status WorkerProcess::LookAtGpus() {
                      .context = backend_->context_bytes(rank),
                      .compute = Bytes(0),
                      .link = *link});
+    slowest = std::min(slowest, link->to_device);
   }
+  memory_->SetImageBytesPerSecond(slowest);
   return absl::OkStatus();
 }
 

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/monotonic_time.h"
 #include "worker/compute/cpu/packing.h"
 #include "worker/compute/cpu/rope.h"
 #include "worker/core/sampling.h"
@@ -250,6 +251,7 @@ void CpuRunner::PlanRows(const StepPlan& plan) {
       sampled_chunks_.push_back(static_cast<int32_t>(c));
     }
   }
+  result_ = {};
   result_.sampled.assign(chunks_.size(), std::nullopt);
 }
 
@@ -320,7 +322,14 @@ absl::StatusOr<StepResult> CpuRunner::Wait() {
   team_.Join();
   in_flight_ = false;
   if (abandoned_) return gate_status_;
+  CloseStage(0);
+  if (!sampled_rows_.empty()) CloseStage(1 + config_.num_layers);
   return std::move(result_);
+}
+
+absl::Status CpuRunner::SetRotation(const Rotation& rotation) {
+  rotation_ = rotation;
+  return absl::OkStatus();
 }
 
 absl::Span<const float> CpuRunner::logits(size_t chunk) const {
@@ -341,8 +350,16 @@ const float* CpuRunner::VectorAt(const VectorPlacement& placement) const {
 void CpuRunner::OpenStage(int stage) {
   const bool head = stage == 1 + config_.num_layers;
   if (gate_ == nullptr || (head && sampled_rows_.empty())) return;
+  const bool rotates =
+      std::binary_search(rotation_.stages.begin(), rotation_.stages.end(), int32_t{stage});
+  const absl::Time start = rotates ? MonotonicNow() : absl::Time();
   gate_status_ = gate_->AwaitStage(stage);
+  if (rotates) result_.times.rotation_stall += MonotonicNow() - start;
   if (!gate_status_.ok()) abandoned_ = true;
+}
+
+void CpuRunner::CloseStage(int stage) {
+  if (gate_ != nullptr) gate_->ReleaseStage(stage);
 }
 
 // A thread that is late may see abandoned_ before the phase at which the others will: what it skips
@@ -482,7 +499,10 @@ void CpuRunner::RunLayer(int layer, Member& member) {
   ProjectNormalized(up, {at.mlp_norm, at.mlp_norm_bias, {}, rows()}, intermediate_,
                     intermediate_stride_, member);
   ProjectToResidual({kernels_.project_add, at.down, at.down_bias}, intermediate_,
-                    intermediate_stride_, at.post_mlp_norm, member, [&] { OpenStage(2 + layer); });
+                    intermediate_stride_, at.post_mlp_norm, member, [&] {
+                      CloseStage(1 + layer);
+                      OpenStage(2 + layer);
+                    });
 }
 
 void CpuRunner::RunHead(Member& member) {

@@ -10,8 +10,9 @@
 // Owns its threads and activations; parameters, KV and gate belong to the caller and must outlive
 // it. Threads and blocking: as model_runner.h says. AwaitStage is called by the runner's threads,
 // one at a time, stage by stage in order (0 embedding, 1 + i layer i, then the head), each before
-// the first read of that stage; the head's only if the step samples. Nothing is allocated in a step
-// unless it is larger than all before it.
+// the first read of that stage; the head's only if the step samples. Each layer is released before
+// the next stage is asked for; embedding and head, which may share a matrix, when the step is over.
+// Nothing is allocated in a step unless it is larger than all before it.
 #ifndef PALIMPSEST_WORKER_COMPUTE_CPU_CPU_RUNNER_H_
 #define PALIMPSEST_WORKER_COMPUTE_CPU_CPU_RUNNER_H_
 
@@ -52,6 +53,7 @@ class CpuRunner final : public ModelRunner {
 
   absl::Status Submit(const StepPlan& plan) override;
   absl::StatusOr<StepResult> Wait() override;
+  absl::Status SetRotation(const Rotation& rotation) override;
 
   // Logits of the last step's chunk, vocab_size floats; empty if that chunk sampled nothing. Valid
   // between a successful Wait and the next Submit.
@@ -110,8 +112,10 @@ class CpuRunner final : public ModelRunner {
   void RunLayer(int layer, Member& member);
   void RunHead(Member& member);
 
-  // Asks the gate for a stage; called by one thread between phases.
+  // Asks the gate for a stage, or tells it that the step is done with it; called by one thread
+  // between phases.
   void OpenStage(int stage);
+  void CloseStage(int stage);
 
   // A linear layer and what follows it.
   using ProjectionKernel = void (*)(const Projection&, int64_t, int64_t);
@@ -194,6 +198,7 @@ class CpuRunner final : public ModelRunner {
   std::vector<int32_t> sampled_chunks_;
   bool rotate_in_attention_ = false;
   StepResult result_;
+  Rotation rotation_;
   absl::Status gate_status_;
   std::atomic<bool> abandoned_{false};
   bool in_flight_ = false;

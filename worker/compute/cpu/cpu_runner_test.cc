@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "common/monotonic_time.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "worker/compute/cpu/test_model.h"
@@ -241,8 +242,12 @@ class RecordingGate : public ParameterGate {
     if (stage == refused) return absl::UnavailableError("no slabs for this stage");
     return absl::OkStatus();
   }
+  void ReleaseStage(int stage) override {
+    EXPECT_NE(std::find(stages.begin(), stages.end(), stage), stages.end());
+    stages.push_back(-1 - stage);
+  }
 
-  std::vector<int> stages;
+  std::vector<int> stages;  // -1 - stage: released
   int refused = -1;
 };
 
@@ -255,7 +260,39 @@ TEST(CpuRunner, AwaitsEachStageInOrder) {
   Bench bench(model, 2, 16, 1, nullptr, &gate);
   Sequence s = bench.Open({1, 2, 3});
   bench.Step({&s}, {3});
-  EXPECT_THAT(gate.stages, ElementsAre(0, 1, 2, 3, 4));
+  EXPECT_THAT(gate.stages, ElementsAre(0, 1, -2, 2, -3, 3, -4, 4, -1, -5));
+}
+
+// Lets a millisecond pass before each stage.
+class SlowGate : public ParameterGate {
+ public:
+  absl::Status AwaitStage(int) override {
+    const absl::Time start = MonotonicNow();
+    while (MonotonicNow() < start + absl::Milliseconds(1)) {
+    }
+    return absl::OkStatus();
+  }
+};
+
+TEST(CpuRunner, WaitsForRotatingStagesAreCounted) {
+  std::mt19937 random(3);
+  ModelConfig config = RandomConfig(random);
+  config.num_layers = 3;
+  const TestModel model(config, 1);
+  SlowGate gate;
+  Bench bench(model, 2, 16, 1, nullptr, &gate);
+  const Sequence s = bench.Open({1, 2, 3});
+  StepPlan plan;
+  plan.chunks.push_back({s.tokens, 0, s.blocks, nullptr});
+  const auto stall = [&] {
+    EXPECT_TRUE(bench.runner().Submit(plan).ok());
+    return bench.runner().Wait()->times.rotation_stall;
+  };
+  EXPECT_EQ(stall(), absl::ZeroDuration());
+  ASSERT_TRUE(bench.runner().SetRotation({{1, 3}, 1}).ok());
+  EXPECT_GE(stall(), absl::Milliseconds(2));
+  ASSERT_TRUE(bench.runner().SetRotation({}).ok());
+  EXPECT_EQ(stall(), absl::ZeroDuration());
 }
 
 TEST(CpuRunner, RefusedStageAbandonsStepAndNextStepWorks) {

@@ -138,10 +138,8 @@ Region::Region(int64_t bytes) : bytes_(bytes) {
 
 Region::~Region() { std::free(data_); }
 
-TestModel::TestModel(const ModelConfig& config, uint32_t seed)
-    : config_(config),
-      layout_(LayOutImage(config, Bytes(4096)).value()),
-      image_(layout_.total.count()) {
+TestModel::TestModel(const ModelConfig& config, uint32_t seed, Bytes slab)
+    : config_(config), layout_(LayOutImage(config, slab).value()), image_(layout_.total.count()) {
   std::mt19937 random(seed);
   FillMatrix(layout_.embed, random);
   FillMatrix(layout_.positions, random);

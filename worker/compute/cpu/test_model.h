@@ -49,8 +49,8 @@ class Region {
 
 class TestModel {
  public:
-  // Requires a config that LayOutImage accepts.
-  TestModel(const ModelConfig& config, uint32_t seed);
+  // Requires a config and a slab that LayOutImage accepts.
+  TestModel(const ModelConfig& config, uint32_t seed, Bytes slab = Bytes(4096));
 
   const ModelConfig& config() const { return config_; }
   const ImageLayout& layout() const { return layout_; }

@@ -24,16 +24,23 @@ namespace {
 constexpr absl::Duration kLong = absl::Seconds(30);
 constexpr absl::Duration kPatience = absl::Seconds(20);
 
+FakeBroker::Model RandomModel() {
+  FakeBroker::Model model{FakeBroker::kSlab, FakeBroker::kPoolSlabs, {1, 2, 1}, {}};
+  std::mt19937_64 random(7);
+  model.image.resize((FakeBroker::kSlab * FakeBroker::kImageSlabs).count());
+  for (size_t i = 0; i < model.image.size(); i += sizeof(uint64_t)) {
+    const uint64_t value = random();
+    std::memcpy(&model.image[i], &value, sizeof(value));
+  }
+  return model;
+}
+
 }  // namespace
 
-FakeBroker::FakeBroker(std::string folder) : folder_(std::move(folder)) {
-  std::mt19937_64 random(7);
-  image_.resize((kSlab * kImageSlabs).count());
-  for (size_t i = 0; i < image_.size(); i += sizeof(uint64_t)) {
-    const uint64_t value = random();
-    std::memcpy(&image_[i], &value, sizeof(value));
-  }
-}
+FakeBroker::FakeBroker(std::string folder) : FakeBroker(std::move(folder), RandomModel()) {}
+
+FakeBroker::FakeBroker(std::string folder, Model model)
+    : folder_(std::move(folder)), model_(std::move(model)) {}
 
 FakeBroker::~FakeBroker() { Kill(); }
 
@@ -132,6 +139,14 @@ v1::WorkerMessage FakeBroker::Await(const std::vector<v1::WorkerMessage::Message
   return message;
 }
 
+std::optional<v1::WorkerMessage> FakeBroker::Next() {
+  MutexLock lock(&mu_);
+  if (messages_.empty()) return std::nullopt;
+  v1::WorkerMessage message = std::move(messages_.front());
+  messages_.pop_front();
+  return message;
+}
+
 void FakeBroker::Send(const v1::BrokerMessage& message) {
   MutexLock lock(&mu_);
   if (stream_ == nullptr || !stream_->Write(message)) ADD_FAILURE() << "no worker to send to";
@@ -146,7 +161,7 @@ Token FakeBroker::MakeOffer(Offer offer) {
 std::shared_ptr<UniqueFd> FakeBroker::NewSlab() const {
   auto slab =
       std::make_shared<UniqueFd>(::memfd_create("fake-slab", MFD_CLOEXEC | MFD_ALLOW_SEALING));
-  EXPECT_EQ(::ftruncate(slab->get(), lies_.small_slabs ? 4096 : kSlab.count()), 0);
+  EXPECT_EQ(::ftruncate(slab->get(), lies_.small_slabs ? 4096 : model_.slab.count()), 0);
   EXPECT_EQ(::fcntl(slab->get(), F_ADD_SEALS, lies_.unsealed_slabs ? F_SEAL_GROW : kSlabSeals), 0);
   return slab;
 }
@@ -167,6 +182,7 @@ uint64_t FakeBroker::Grant(v1::SlabRole role, const std::vector<uint32_t>& slabs
       slab.set_region_index(indexes.empty() ? 0 : indexes[i]);
       offer.entries.push_back({SlabId(slab.slab_id()), Epoch(slab.epoch())});
       offer.descriptors.push_back(NewSlab());
+      slabs_[slabs[i]] = offer.descriptors.back();
     }
     const Token token = MakeOffer(std::move(offer));
     grant.set_token((valid_token ? token : Token::Random()).ToBytes());
@@ -207,25 +223,50 @@ uint64_t FakeBroker::RevokeKv(uint32_t slabs) {
   return id;
 }
 
+uint64_t FakeBroker::SetRotation(v1::SetRotation rotation) {
+  v1::BrokerMessage message;
+  {
+    MutexLock lock(&mu_);
+    rotation.set_rotation_id(next_id_++);
+  }
+  rotation.set_deadline_seconds(10);
+  const uint64_t id = rotation.rotation_id();
+  *message.mutable_set_rotation() = std::move(rotation);
+  Send(message);
+  return id;
+}
+
+void FakeBroker::Fill(uint32_t slab, unsigned char byte) {
+  std::shared_ptr<UniqueFd> memory;
+  {
+    MutexLock lock(&mu_);
+    memory = slabs_[slab];
+  }
+  if (memory == nullptr) return;
+  const std::string bytes(static_cast<size_t>(model_.slab.count()), static_cast<char>(byte));
+  EXPECT_EQ(::pwrite(memory->get(), bytes.data(), bytes.size(), 0), bytes.size());
+}
+
 std::string FakeBroker::ImageSlab(uint32_t slab) const {
-  return image_.substr((kSlab * slab).count(), kSlab.count());
+  return model_.image.substr((model_.slab * slab).count(), model_.slab.count());
 }
 
 v1::ImageManifest FakeBroker::Manifest() const {
   v1::ImageManifest manifest;
   manifest.set_fingerprint(std::string(32, 'f'));
-  manifest.set_slab_bytes(kSlab.count());
-  manifest.set_image_bytes((kSlab * kImageSlabs).count());
+  const auto slabs = static_cast<uint32_t>(Bytes(model_.image.size()) / model_.slab);
+  manifest.set_slab_bytes(model_.slab.count());
+  manifest.set_image_bytes(model_.image.size());
   manifest.set_ranks(1);
   uint32_t first = 0;
-  for (const uint32_t count : {1, 2, 1}) {
+  for (const uint32_t count : model_.stages) {
     v1::ImageStage& stage = *manifest.add_stages();
     stage.set_name(absl::StrCat("stage.", first));
     stage.set_first_slab(first + (lies_.stage_gap && first > 0));
     stage.set_slab_count(count);
     first += count;
   }
-  for (uint32_t i = 0; i < kImageSlabs; ++i) {
+  for (uint32_t i = 0; i < slabs; ++i) {
     const std::string bytes = ImageSlab(i);
     const uint64_t checksum = SlabChecksum(
         absl::MakeConstSpan(reinterpret_cast<const std::byte*>(bytes.data()), bytes.size()));
@@ -238,16 +279,17 @@ v1::Attached FakeBroker::MakeAttached() {
   v1::Attached attached;
   attached.set_session_id(42);
   attached.set_tenant("alpha");
-  attached.set_slab_bytes(kSlab.count());
-  attached.set_pool_slabs(kPoolSlabs);
-  attached.set_quota_slabs(kPoolSlabs);
+  attached.set_slab_bytes(model_.slab.count());
+  attached.set_pool_slabs(model_.pool_slabs);
+  attached.set_quota_slabs(model_.pool_slabs);
   attached.set_workspace_slabs(workspace_slabs_);
   attached.set_backend("host");
   *attached.mutable_image() = Manifest();
 
   const UniqueFd writable(::memfd_create("fake-image", MFD_CLOEXEC | MFD_ALLOW_SEALING));
-  const size_t size = lies_.short_image ? image_.size() / 2 : image_.size();
-  EXPECT_EQ(::write(writable.get(), image_.data(), size), size);
+  const std::string& image = model_.image;
+  const size_t size = lies_.short_image ? image.size() / 2 : image.size();
+  EXPECT_EQ(::write(writable.get(), image.data(), size), size);
   EXPECT_EQ(::fcntl(writable.get(), F_ADD_SEALS, lies_.writable_image ? F_SEAL_GROW : kImageSeals),
             0);
   const std::string path = absl::StrCat("/proc/self/fd/", writable.get());
@@ -327,14 +369,14 @@ bool FakeBroker::Answer(DescriptorChannel& channel, ReceivedPacket request) {
   if (const auto* slabs = std::get_if<ReturnSlabs>(&request.packet)) {
     MutexLock lock(&mu_);
     for (size_t i = 0; i < slabs->entries.size(); ++i) {
-      EXPECT_TRUE(CheckSlabFile(request.descriptors[i].get(), kSlab).ok());
+      EXPECT_TRUE(CheckSlabFile(request.descriptors[i].get(), model_.slab).ok());
       returned_slabs_.insert(slabs->entries[i].slab_id.value());
     }
     return channel.Send(Accepted{}, {}, kLong).ok();
   }
   if (std::holds_alternative<ReturnImage>(request.packet)) {
     MutexLock lock(&mu_);
-    EXPECT_TRUE(CheckImageFile(request.descriptors[0].get(), kSlab * kImageSlabs).ok());
+    EXPECT_TRUE(CheckImageFile(request.descriptors[0].get(), Bytes(model_.image.size())).ok());
     image_returned_ = true;
     return channel.Send(Accepted{}, {}, kLong).ok();
   }

@@ -35,6 +35,14 @@ class FakeBroker : private v1::Broker::Service {
   // Stages of 1, 2 and 1 slabs.
   static constexpr uint32_t kImageSlabs = 4;
 
+  struct Model {
+    Bytes slab;
+    uint32_t pool_slabs = 0;
+    // Slabs of each stage.
+    std::vector<uint32_t> stages;
+    std::string image;
+  };
+
   // What the next connections are told; set while the broker is down.
   struct Lies {
     bool refuse_hello = false;
@@ -48,8 +56,10 @@ class FakeBroker : private v1::Broker::Service {
     std::optional<uint32_t> wrong_checksum;  // of this slab
   };
 
-  // Sockets lie in `folder`. Down at first.
+  // Sockets lie in `folder`. Down at first. Without a model: one of random bytes, as the constants
+  // say.
   explicit FakeBroker(std::string folder);
+  FakeBroker(std::string folder, Model model);
   ~FakeBroker() override;
 
   std::string address() const { return "unix:" + folder_ + "/broker.sock"; }
@@ -75,6 +85,9 @@ class FakeBroker : private v1::Broker::Service {
     return Await(std::vector<v1::WorkerMessage::MessageCase>{wanted});
   }
 
+  // The next message, if one has come.
+  std::optional<v1::WorkerMessage> Next();
+
   void Send(const v1::BrokerMessage& message);
   // Grants these slabs of the pool (with fresh memory); the grant's id. `token` false: the token is
   // one that the descriptor socket does not know.
@@ -82,6 +95,11 @@ class FakeBroker : private v1::Broker::Service {
                  const std::vector<uint32_t>& indexes = {}, bool valid_token = true);
   uint64_t RevokeParameters(const std::vector<uint32_t>& indexes);
   uint64_t RevokeKv(uint32_t slabs);
+  // Gives the message an id, which is returned, and a deadline.
+  uint64_t SetRotation(v1::SetRotation rotation);
+
+  // Overwrites the memory that the slab was granted with last.
+  void Fill(uint32_t slab, unsigned char byte);
 
   // The bytes of the image's slab.
   std::string ImageSlab(uint32_t slab) const;
@@ -108,7 +126,7 @@ class FakeBroker : private v1::Broker::Service {
   void AwaitLocked(const Condition& condition, const char* what) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   const std::string folder_;
-  std::string image_;
+  const Model model_;
   Lies lies_;
   uint32_t workspace_slabs_ = 0;
 
@@ -124,6 +142,7 @@ class FakeBroker : private v1::Broker::Service {
   std::vector<Token> nonces_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_map<Token, Offer> offers_ ABSL_GUARDED_BY(mu_);
   std::shared_ptr<UniqueFd> image_file_ ABSL_GUARDED_BY(mu_);
+  std::map<uint32_t, std::shared_ptr<UniqueFd>> slabs_ ABSL_GUARDED_BY(mu_);
   uint64_t next_id_ ABSL_GUARDED_BY(mu_) = 1;
 
   Stream* stream_ ABSL_GUARDED_BY(mu_) = nullptr;

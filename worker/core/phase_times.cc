@@ -1,0 +1,50 @@
+#include "worker/core/phase_times.h"
+
+#include <algorithm>
+
+#include "worker/core/check.h"
+
+namespace palimpsest {
+namespace {
+
+// Of the newest sample.
+constexpr double kWeight = 1.0 / 32;
+
+}  // namespace
+
+// The first samples weigh as in a plain mean, so that no start value shows.
+void PhaseTimes::Average::Add(double sample) {
+  weight = weight * (1 - kWeight) + kWeight;
+  value += (sample - value) * kWeight / weight;
+}
+
+void PhaseTimes::Submitted(const StepPlan& plan, absl::Time now) {
+  const bool prefill =
+      std::any_of(plan.chunks.begin(), plan.chunks.end(), [](const SequenceChunk& chunk) {
+        return chunk.tokens.size() > 1 || chunk.sampling == nullptr;
+      });
+  steps_.push_back({prefill, now});
+}
+
+void PhaseTimes::Ended(const StepTimes& times, absl::Time now) {
+  PALIMPSEST_CHECK(!steps_.empty());
+  const Step step = steps_.front();
+  steps_.pop_front();
+  // A step that was submitted behind another began when that one ended.
+  const absl::Duration whole = times.device > absl::ZeroDuration()
+                                   ? times.device
+                                   : now - std::max(step.submitted, last_end_);
+  last_end_ = now;
+  stall_ += times.rotation_stall;
+  const absl::Duration busy = std::max(whole - times.rotation_stall, absl::ZeroDuration());
+  (step.prefill ? prefill_ : decode_).Add(absl::ToDoubleSeconds(busy));
+  share_.Add(step.prefill ? 1 : 0);
+}
+
+void PhaseTimes::Failed(absl::Time now) {
+  PALIMPSEST_CHECK(!steps_.empty());
+  steps_.pop_front();
+  last_end_ = now;
+}
+
+}  // namespace palimpsest

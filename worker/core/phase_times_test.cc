@@ -1,0 +1,76 @@
+#include "worker/core/phase_times.h"
+
+#include <vector>
+
+#include "gtest/gtest.h"
+
+namespace palimpsest {
+namespace {
+
+class PhaseTimesTest : public ::testing::Test {
+ protected:
+  StepPlan Plan(size_t tokens) {
+    StepPlan plan;
+    plan.chunks.push_back({.tokens = absl::MakeConstSpan(tokens_).first(tokens)});
+    plan.chunks.back().sampling = &sampling_;
+    return plan;
+  }
+  void Submit(size_t tokens = 1) { times_.Submitted(Plan(tokens), now_); }
+  void End(absl::Duration later, StepTimes times = {}) { times_.Ended(times, now_ += later); }
+
+  const std::vector<TokenId> tokens_ = std::vector<TokenId>(8);
+  const SamplingRequest sampling_;
+  absl::Time now_ = absl::UnixEpoch();
+  PhaseTimes times_;
+};
+
+TEST_F(PhaseTimesTest, PhasesAreAveragedApart) {
+  EXPECT_EQ(times_.decode_seconds(), 0);
+  for (int i = 0; i < 3; ++i) {
+    Submit();
+    End(absl::Milliseconds(10));
+  }
+  Submit(8);
+  End(absl::Milliseconds(50));
+  EXPECT_NEAR(times_.decode_seconds(), 0.010, 1e-9);
+  EXPECT_NEAR(times_.prefill_seconds(), 0.050, 1e-9);
+  EXPECT_NEAR(times_.prefill_share(), 0.25, 0.02);
+  StepPlan unfinished = Plan(1);
+  unfinished.chunks.back().sampling = nullptr;
+  times_.Submitted(unfinished, now_);
+  End(absl::Milliseconds(50));
+  EXPECT_NEAR(times_.prefill_share(), 0.4, 0.03);
+}
+
+TEST_F(PhaseTimesTest, NewTimesReplaceOldOnes) {
+  for (int i = 0; i < 300; ++i) {
+    Submit();
+    End(absl::Milliseconds(i < 100 ? 100 : 10));
+  }
+  EXPECT_NEAR(times_.decode_seconds(), 0.010, 0.001);
+}
+
+TEST_F(PhaseTimesTest, AStepBehindAnotherBeginsWhenThatOneEnds) {
+  Submit();
+  Submit();
+  End(absl::Milliseconds(10));
+  Submit();
+  End(absl::Milliseconds(10));
+  times_.Failed(now_ += absl::Milliseconds(70));
+  Submit();
+  End(absl::Milliseconds(10));
+  EXPECT_NEAR(times_.decode_seconds(), 0.010, 1e-9);
+}
+
+TEST_F(PhaseTimesTest, StallsAreCountedApart) {
+  Submit();
+  End(absl::Milliseconds(30), {.rotation_stall = absl::Milliseconds(20)});
+  Submit();
+  End(absl::Milliseconds(30),
+      {.device = absl::Milliseconds(15), .rotation_stall = absl::Milliseconds(5)});
+  EXPECT_NEAR(times_.decode_seconds(), 0.010, 1e-9);
+  EXPECT_EQ(times_.rotation_stall(), absl::Milliseconds(25));
+}
+
+}  // namespace
+}  // namespace palimpsest
