@@ -16,7 +16,8 @@
 // Supply order when somebody needs memory:
 //   1. free slabs, and slabs on their way back that nobody has claimed; an inactive tenant's KV
 //      reserve gets nothing else;
-//   2. KV that its holder neither uses nor asks for;
+//   2. KV that its holder neither uses nor asks for; cached blocks only if they are worth less than
+//      reloading parameters (victim_order.h); otherwise behind 3;
 //   3. parameters of inactive tenants: lower priority first, then as ArbiterOptions.victims says;
 //      whole stages, the last ones first, only as many as needed. A tenant whose worker is silent,
 //      that is, has not reported for longer than report_patience, counts as inactive, and its KV
@@ -112,6 +113,8 @@ struct SessionLoad {
   // them.
   absl::Duration rotation_stall;
   uint64_t rotation_bytes = 0;
+  // What a slab of cached blocks saves when the tenant is used; zero: not known.
+  absl::Duration cached_slab;
 };
 
 // A slab that a session has or had, as the journal or a returning worker says.

@@ -28,6 +28,8 @@ absl::string_view RemapRuleName(RemapRule rule) {
       return "surplus_kv";
     case RemapRule::kInactiveParameters:
       return "inactive_parameters";
+    case RemapRule::kCachedKv:
+      return "cached_kv";
     case RemapRule::kSilentKv:
       return "silent_kv";
     case RemapRule::kRotation:

@@ -25,8 +25,9 @@ namespace palimpsest {
 
 // The rules by which memory is taken or given back, in the order in which they are tried.
 enum class RemapRule : uint8_t {
-  kSurplusKv,             // KV that its holder neither uses nor asks for
+  kSurplusKv,             // KV that its holder neither uses nor asks for, empty or worth little
   kInactiveParameters,    // of a tenant without requests
+  kCachedKv,              // surplus KV that is worth more than reloading parameters
   kSilentKv,              // of a tenant whose worker does not report
   kRotation,              // layers of an active tenant
   kKvByForce,             // above a floor, for one below its floor or of higher priority
@@ -34,9 +35,9 @@ enum class RemapRule : uint8_t {
   kBestEffortParameters,  // of an active tenant without a floor, for one below its floor
   kReversion,             // not taken: a tenant's layers or parameters come back
 };
-inline constexpr size_t kRemapRules = 8;
-// "surplus_kv", "inactive_parameters", "silent_kv", "rotation", "kv_by_force", "own_kv",
-// "best_effort_parameters", "reversion".
+inline constexpr size_t kRemapRules = 9;
+// "surplus_kv", "inactive_parameters", "cached_kv", "silent_kv", "rotation", "kv_by_force",
+// "own_kv", "best_effort_parameters", "reversion".
 absl::string_view RemapRuleName(RemapRule rule);
 
 // What came of a candidate.
@@ -71,8 +72,9 @@ struct RemapCandidate {
   RemapOutcome outcome = RemapOutcome::kTaken;
   uint32_t slabs = 0;  // taken or given back
   int32_t priority = 0;
-  // Since it was active; of parameters also when it will be again, what reloading them takes, and
-  // the one over the other (victim_order.h).
+  // Since it was active, and until it is expected to be again (victim_order.h). Of parameters: what
+  // reloading them takes, and the score. Of cached KV: what a slab of it saves, and its worth over
+  // what reloading a slab of parameters takes.
   absl::Duration idle;
   absl::Duration next_use;
   absl::Duration reload;

@@ -10,6 +10,12 @@ namespace {
 // What copies from an image are taken for until the worker has measured them.
 constexpr double kAssumedImageBytesPerSecond = 10e9;
 
+absl::Duration ReloadTime(Bytes bytes, double measured_bytes_per_second) {
+  const double rate =
+      measured_bytes_per_second > 0 ? measured_bytes_per_second : kAssumedImageBytesPerSecond;
+  return absl::Seconds(static_cast<double>(bytes.count()) / rate);
+}
+
 // Why parameters cannot go at all, apart from who uses them.
 std::optional<RemapOutcome> Obstacle(const Session& session, absl::Time now) {
   if (session.config.pinned) return RemapOutcome::kPinned;
@@ -40,11 +46,12 @@ class Planner {
   }
 
   SupplyPlan Run() {
-    TakeSurplus();
+    TakeSurplus(RemapRule::kSurplusKv);
     if (request_.surplus_only) return std::move(plan_);
     TakeParameters(
         RemapRule::kInactiveParameters, [this](const Session& s) { return InUse(s); },
         request_.need);
+    TakeSurplus(RemapRule::kCachedKv);
     TakeKvOfSilent();
     TakeKvByForce();
     if (request_.activation) {
@@ -95,7 +102,7 @@ class Planner {
     return take == nullptr ? 0 : take->kv_slabs;
   }
 
-  void AddKv(Session* victim, uint32_t slabs, RemapRule rule) {
+  void AddKv(Session* victim, uint32_t slabs, RemapRule rule, const CachedKv& worth = {}) {
     if (slabs == 0) return;
     Take& take = TakeFrom(victim);
     take.kv_slabs += slabs;
@@ -106,23 +113,47 @@ class Planner {
                                 .outcome = RemapOutcome::kTaken,
                                 .slabs = slabs,
                                 .priority = victim->config.priority,
-                                .idle = now_ - victim->last_active});
+                                .idle = now_ - victim->last_active,
+                                .next_use = NextUseOf(*victim),
+                                .reload = worth.saves,
+                                .score = KvWorth(worth) / absl::ToDoubleSeconds(SlabReload())});
   }
 
-  void TakeSurplus() {
+  // What is worth more than reloading parameters waits for rule kCachedKv.
+  void TakeSurplus(RemapRule rule) {
     Session* own = nullptr;
     for (Session* session : sessions_) {
       if (session == request_.requester) {
         own = session;
       } else {
-        AddKv(session, std::min(session->SurplusKv(request_.hysteresis), Remaining(request_.need)),
-              RemapRule::kSurplusKv);
+        TakeSurplusOf(*session, rule);
       }
     }
-    if (own != nullptr && request_.activation) {
-      AddKv(own, std::min(own->SurplusKv(request_.hysteresis), Remaining(request_.need)),
-            RemapRule::kSurplusKv);
+    if (own != nullptr && request_.activation) TakeSurplusOf(*own, rule);
+  }
+
+  void TakeSurplusOf(Session& session, RemapRule rule) {
+    const CachedKv cached{.next_use = NextUseOf(session), .saves = session.load.cached_slab};
+    uint32_t surplus = session.SurplusKv(request_.hysteresis);
+    if (rule == RemapRule::kSurplusKv && !KvGoesFirst(cached, SlabReload())) {
+      const uint32_t empty = session.load.kv_slabs_free;
+      surplus = std::min(surplus, empty - std::min(empty, session.kv_revoking));
     }
+    surplus -= std::min(surplus, TakenKv(&session));
+    AddKv(&session, std::min(surplus, Remaining(request_.need)), rule, cached);
+  }
+
+  // Of one slab of parameters, over the fastest link.
+  absl::Duration SlabReload() const {
+    double rate = 0;
+    for (const Session* session : sessions_) {
+      rate = std::max(rate, session->load.image_bytes_per_second);
+    }
+    return ReloadTime(rules_.slab_bytes, rate);
+  }
+
+  absl::Duration NextUseOf(const Session& session) const {
+    return session.SilentAt(now_) ? absl::InfiniteDuration() : session.next_use.Expected(now_);
   }
 
   // Why the parameters are not free to be taken: who uses them.
@@ -138,15 +169,11 @@ class Planner {
   }
 
   ParameterVictim VictimOf(const Session& session) const {
-    const double rate = session.load.image_bytes_per_second > 0
-                            ? session.load.image_bytes_per_second
-                            : kAssumedImageBytesPerSecond;
-    const Bytes bytes = rules_.slab_bytes * int64_t{session.parameters_granted};
     return {.priority = session.config.priority,
             .last_active = session.last_active,
-            .next_use =
-                session.SilentAt(now_) ? absl::InfiniteDuration() : session.next_use.Expected(now_),
-            .reload = absl::Seconds(static_cast<double>(bytes.count()) / rate)};
+            .next_use = NextUseOf(session),
+            .reload = ReloadTime(rules_.slab_bytes * int64_t{session.parameters_granted},
+                                 session.load.image_bytes_per_second)};
   }
 
   // Takes parameters of those that `in_use` has nothing to say about.

@@ -38,7 +38,7 @@ double KvWorth(const CachedKv& kv) {
   const double next_use = absl::ToDoubleSeconds(kv.next_use);
   const double chance =
       next_use <= 0 ? 1.0 : -std::expm1(-absl::ToDoubleSeconds(kCacheHorizon) / next_use);
-  return chance * absl::ToDoubleSeconds(kv.rebuild);
+  return chance * absl::ToDoubleSeconds(kv.saves);
 }
 
 bool KvGoesFirst(const CachedKv& kv, absl::Duration reload) {

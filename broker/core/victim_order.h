@@ -37,16 +37,17 @@ bool GivesBefore(VictimPolicy policy, const ParameterVictim& a, const ParameterV
 struct CachedKv {
   // When the tenant is used next: nobody else can reuse its blocks.
   absl::Duration next_use;
-  // What it takes to compute a slab of them again; zero: not known.
-  absl::Duration rebuild;
+  // What a slab of them saves when it is: the time to compute it again, times the share of prompt
+  // tokens for which the cache has been right. Zero: not known.
+  absl::Duration saves;
 };
 
 // How long cached blocks are expected to stay at most.
 inline constexpr absl::Duration kCacheHorizon = absl::Seconds(60);
 
-// Seconds that a slab of cached blocks saves: the chance that its tenant is used within the horizon
-// (as if uses came at random: 1 - exp(-horizon / next_use)) times what rebuilding it takes. An
-// upper bound, as a request need not reuse them.
+// Seconds that a slab of cached blocks is expected to save: the chance that its tenant is used
+// within the horizon (as if uses came at random: 1 - exp(-horizon / next_use)) times what it saves
+// then.
 double KvWorth(const CachedKv& kv);
 
 // Whether cached blocks go before parameters of which reloading a slab takes `reload`.

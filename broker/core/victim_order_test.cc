@@ -53,18 +53,17 @@ TEST(VictimOrderTest, WhoeverIsNeverExpectedGoesFirst) {
 }
 
 TEST(CachedKvTest, GoesFirstIfWorthLessThanReloading) {
-  const absl::Duration rebuild = absl::Milliseconds(10);
-  // Of a tenant with requests: its worth is what rebuilding takes.
+  const absl::Duration saves = absl::Milliseconds(10);
+  // Of a tenant with requests: its worth is what it saves.
   EXPECT_FALSE(
-      KvGoesFirst({.next_use = absl::ZeroDuration(), .rebuild = rebuild}, absl::Milliseconds(9)));
+      KvGoesFirst({.next_use = absl::ZeroDuration(), .saves = saves}, absl::Milliseconds(9)));
   EXPECT_TRUE(
-      KvGoesFirst({.next_use = absl::ZeroDuration(), .rebuild = rebuild}, absl::Milliseconds(11)));
+      KvGoesFirst({.next_use = absl::ZeroDuration(), .saves = saves}, absl::Milliseconds(11)));
   // A tenant that comes back in ten horizons: a chance of a tenth.
-  EXPECT_NEAR(KvWorth({.next_use = 10 * kCacheHorizon, .rebuild = rebuild}), 0.01 * 0.0952, 1e-5);
-  EXPECT_TRUE(
-      KvGoesFirst({.next_use = 10 * kCacheHorizon, .rebuild = rebuild}, absl::Milliseconds(1)));
-  EXPECT_EQ(KvWorth({.next_use = absl::InfiniteDuration(), .rebuild = rebuild}), 0.0);
-  // What rebuilding takes is not known: first, as if it were free.
+  EXPECT_NEAR(KvWorth({.next_use = 10 * kCacheHorizon, .saves = saves}), 0.01 * 0.0952, 1e-5);
+  EXPECT_TRUE(KvGoesFirst({.next_use = 10 * kCacheHorizon, .saves = saves}, absl::Milliseconds(1)));
+  EXPECT_EQ(KvWorth({.next_use = absl::InfiniteDuration(), .saves = saves}), 0.0);
+  // What it saves is not known: first, as if it were nothing.
   EXPECT_TRUE(KvGoesFirst({}, absl::Milliseconds(1)));
 }
 

@@ -324,6 +324,7 @@ void Broker::FillTenant(const TenantSnapshot& tenant, TenantId id, v1::TenantMem
   load.set_image_bytes_per_second(tenant.load.image_bytes_per_second);
   load.set_rotation_stall_seconds(absl::ToDoubleSeconds(tenant.load.rotation_stall));
   load.set_rotation_bytes(tenant.load.rotation_bytes);
+  load.set_cached_slab_seconds(absl::ToDoubleSeconds(tenant.load.cached_slab));
   out.set_context_allowance_bytes(
       static_cast<uint64_t>(options_.context_allowance[id.value()].count()));
   out.set_parameter_slabs(tenant.parameter_slabs);

@@ -67,6 +67,7 @@ absl::Status CheckSpeeds(const v1::Report& report) {
       CheckRange(report.image_bytes_per_second(), kMaxBytesPerSecond, "image_bytes_per_second"));
   status.Update(
       CheckRange(report.rotation_stall_seconds(), kMaxStallSeconds, "rotation_stall_seconds"));
+  status.Update(CheckRange(report.cached_slab_seconds(), 86400.0, "cached_slab_seconds"));
   return status;
 }
 
@@ -97,7 +98,8 @@ absl::StatusOr<WorkerEvent> CheckedLoad(const v1::Report& report) {
                      .prefill_share = report.prefill_share(),
                      .image_bytes_per_second = report.image_bytes_per_second(),
                      .rotation_stall = absl::Seconds(report.rotation_stall_seconds()),
-                     .rotation_bytes = report.rotation_bytes()};
+                     .rotation_bytes = report.rotation_bytes(),
+                     .cached_slab = absl::Seconds(report.cached_slab_seconds())};
 }
 
 absl::StatusOr<WorkerEvent> CheckedReason(v1::Activate::Reason reason) {

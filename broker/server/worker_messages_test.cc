@@ -59,6 +59,7 @@ TEST(ParseWorkerMessage, ReadsSpeedsOfAReportAndRefusesWhatIsNone) {
   report.set_image_bytes_per_second(5e10);
   report.set_rotation_stall_seconds(3);
   report.set_rotation_bytes(7);
+  report.set_cached_slab_seconds(0.75);
   const auto event = ParseWorkerMessage(message, kPool);
   ASSERT_TRUE(event.ok()) << event.status();
   const auto& load = std::get<SessionLoad>(*event);
@@ -68,6 +69,7 @@ TEST(ParseWorkerMessage, ReadsSpeedsOfAReportAndRefusesWhatIsNone) {
   EXPECT_EQ(load.image_bytes_per_second, 5e10);
   EXPECT_EQ(load.rotation_stall, absl::Seconds(3));
   EXPECT_EQ(load.rotation_bytes, 7u);
+  EXPECT_EQ(load.cached_slab, absl::Milliseconds(750));
   report.set_prefill_share(1.5);
   EXPECT_THAT(Refusal(message), HasSubstr("prefill_share"));
   report.set_prefill_share(0.5);

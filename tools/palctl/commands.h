@@ -44,6 +44,15 @@ struct TopOptions {
 };
 int RunTop(const Node& node, const TopOptions& options, const Terminal& terminal);
 
+struct RemapOptions {
+  bool explain = false;  // each decision; otherwise sums over all
+  bool json = false;
+  std::string tenant;  // empty: all
+  uint32_t last = 20;
+  absl::Duration timeout = absl::Seconds(3);
+};
+int RunRemap(const Node& node, const RemapOptions& options, const Terminal& terminal);
+
 struct GenerateOptions {
   std::string tenant;  // empty: the only one with a token
   std::string model;

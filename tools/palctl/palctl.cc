@@ -38,6 +38,7 @@ struct CommandLine {
   std::string tls_ca;
   std::string server_name;
   StatusOptions status;
+  RemapOptions remap;
   TopOptions top;
   double top_seconds = 1;
   GenerateOptions generate;
@@ -64,6 +65,18 @@ void AddStatus(CLI::App& app, CommandLine& line) {
   top->add_option("--count", line.top.count, "end after this many looks; 0: never")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
+}
+
+void AddRemap(CLI::App& app, RemapOptions& options) {
+  CLI::App* remap = app.add_subcommand(
+      "remap", "by which rules memory was taken from whom, since the broker started");
+  remap->add_flag("--explain", options.explain,
+                  "the last decisions one by one, with the numbers that decided them");
+  remap->add_option("--tenant", options.tenant, "only decisions that concern this tenant");
+  remap->add_option("--last", options.last, "how many decisions at most")
+      ->check(CLI::Range(1, 1024))
+      ->capture_default_str();
+  remap->add_flag("--json", options.json, "{decisions, totals}, every field of both");
 }
 
 void AddGenerate(CLI::App& app, CommandLine& line) {
@@ -206,6 +219,7 @@ int RunCommand(const CLI::App& app, CommandLine& line, const Node& node, const T
   line.generate.timeout = absl::Seconds(line.generate_seconds);
   line.drain.timeout = absl::Seconds(line.drain_seconds);
   if (app.got_subcommand("status")) return RunStatus(node, line.status, terminal);
+  if (app.got_subcommand("remap")) return RunRemap(node, line.remap, terminal);
   if (app.got_subcommand("top")) return RunTop(node, line.top, terminal);
   if (app.got_subcommand("generate")) return RunGenerate(node, line.generate, terminal);
   if (app.got_subcommand("tokenize")) return RunTokenize(node, line.tokenize, terminal);
@@ -232,6 +246,7 @@ int RunPalctl(int argc, const char* const* argv, const Terminal& terminal) {
                  "the name in the router's certificate, if its address has another")
       ->type_name("NAME");
   AddStatus(app, line);
+  AddRemap(app, line.remap);
   AddGenerate(app, line);
   AddOthers(app, line);
   try {

@@ -60,6 +60,18 @@ class FakeBroker : public v1::Broker::Service {
     transfer->set_finished_at(4e9);
     return grpc::Status::OK;
   }
+
+  grpc::Status GetRemapLog(grpc::ServerContext*, const v1::GetRemapLogRequest* request,
+                           v1::GetRemapLogResponse* response) override {
+    v1::RemapDecision* decision = response->add_decisions();
+    decision->set_sequence(request->limit());
+    decision->set_tenant(request->tenant());
+    decision->set_reason("activation");
+    v1::RemapTotal* total = response->add_totals();
+    total->set_rule("surplus_kv");
+    total->set_outcome("taken");
+    return grpc::Status::OK;
+  }
 };
 
 // Answers "echo: <prompt>" in two pieces to whoever brings alpha's token.
@@ -238,6 +250,18 @@ TEST_F(Palctl, AMissingBrokerIsNamedWithTheWayToStartOne) {
   EXPECT_EQ(Run({"status"}), kUnreachable);
   EXPECT_THAT(err_, HasSubstr("no broker listens on " + folder_ +
                               "/broker.sock: start one with tools/quickstart --serve"));
+}
+
+TEST_F(Palctl, RemapExplainsDecisionsOfATenantOrSumsUp) {
+  ASSERT_EQ(Run({"remap", "--explain", "--tenant", "alpha", "--last", "17"}), kDone) << err_;
+  EXPECT_THAT(out_, AllOf(HasSubstr("#17 "), HasSubstr("alpha needs 0 slabs (activation)")));
+  ASSERT_EQ(Run({"remap"}), kDone) << err_;
+  EXPECT_THAT(out_, AllOf(HasSubstr("surplus kv"), HasSubstr("TIMES")));
+  ASSERT_EQ(Run({"remap", "--explain", "--json"}), kDone) << err_;
+  const json log = json::parse(out_);
+  EXPECT_EQ(log["decisions"][0]["sequence"], 20);
+  EXPECT_EQ(log["totals"][0]["rule"], "surplus_kv");
+  EXPECT_EQ(Run({"remap", "--last", "0"}), kUsage);
 }
 
 TEST_F(Palctl, TopPrintsPlainSnapshotsWhereNobodyLooks) {
