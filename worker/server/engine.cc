@@ -366,15 +366,15 @@ void Engine::StateNeeds() {
        .kv_slabs_used = slabs.used,
        .kv_slabs_cached = slabs.cached,
        .kv_slabs_free = slabs.free,
-       .decode_step_seconds = phase_times_.decode_seconds(),
-       .prefill_step_seconds = phase_times_.prefill_seconds(),
-       .prefill_share = phase_times_.prefill_share(),
-       .rotation_stall_seconds = absl::ToDoubleSeconds(phase_times_.rotation_stall()),
+       .decode_step_seconds = step_durations_.decode_seconds(),
+       .prefill_step_seconds = step_durations_.prefill_seconds(),
+       .prefill_share = step_durations_.prefill_share(),
+       .rotation_stall_seconds = absl::ToDoubleSeconds(step_durations_.rotation_stall()),
        .rotation_bytes = rotation_bytes_});
 }
 
 void Engine::PublishStats() {
-  parts_.metrics->Update(scheduler_, parts_.memory->Mapped(), phase_times_);
+  parts_.metrics->Update(scheduler_, parts_.memory->Mapped(), step_durations_);
   MutexLock lock(&mutex_);
   stats_.running = scheduler_.running();
   stats_.waiting = scheduler_.waiting();

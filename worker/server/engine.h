@@ -36,8 +36,8 @@
 #include "worker/core/block_copier.h"
 #include "worker/core/kv_target.h"
 #include "worker/core/model_runner.h"
-#include "worker/core/phase_times.h"
 #include "worker/core/scheduler.h"
+#include "worker/core/step_durations.h"
 #include "worker/core/token_bytes.h"
 #include "worker/memory/memory_client.h"
 #include "worker/server/engine_metrics.h"
@@ -189,7 +189,7 @@ class Engine {
   int32_t steps_in_flight_ = 0;  // submitted to the runner
   int32_t step_failures_ = 0;
   int32_t rotations_open_ = 0;  // finished, not settled
-  PhaseTimes phase_times_;
+  StepDurations step_durations_;
   Bytes rotation_bytes_;
   bool connected_ = false;
 

@@ -113,7 +113,7 @@ void EngineMetrics::OnFailure(const absl::Status& status) {
 }
 
 void EngineMetrics::Update(const Scheduler& scheduler, const MappedSlabs& mapped,
-                           const PhaseTimes& phases) {
+                           const StepDurations& phases) {
   const SchedulerCounters& now = scheduler.counters();
   const int64_t cached = now.cached_tokens - last_.cached_tokens;
   computed_tokens_.Increment(static_cast<double>(now.prompt_tokens - last_.prompt_tokens - cached));

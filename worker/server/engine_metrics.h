@@ -10,9 +10,9 @@
 #include "absl/time/time.h"
 #include "common/bytes.h"
 #include "common/metrics.h"
-#include "worker/core/phase_times.h"
 #include "worker/core/scheduler.h"
 #include "worker/core/sequence.h"
+#include "worker/core/step_durations.h"
 #include "worker/core/step_plan.h"
 #include "worker/memory/memory_client.h"
 #include "worker/memory/region_memory.h"
@@ -45,7 +45,7 @@ class EngineMetrics {
   void OnFinish(FinishReason reason);
   void OnFailure(const absl::Status& status);
   // States, and counters since the last call.
-  void Update(const Scheduler& scheduler, const MappedSlabs& mapped, const PhaseTimes& phases);
+  void Update(const Scheduler& scheduler, const MappedSlabs& mapped, const StepDurations& phases);
 
   // A GPU of the worker's; Update tells its slabs in bytes from then on.
   struct Gpu {

@@ -51,7 +51,7 @@ bool Engine::SubmitStep() {
     return true;
   }
   ++steps_in_flight_;
-  phase_times_.Submitted(plan, scheduled);
+  step_durations_.Submitted(plan, scheduled);
   parts_.metrics->OnSubmitted(plan, scheduled - begin, clock.Now() - scheduled);
   return true;
 }
@@ -62,17 +62,17 @@ void Engine::AwaitStep() {
   absl::StatusOr<StepResult> result = parts_.runner->Wait();
   --steps_in_flight_;
   if (!result.ok()) {
-    phase_times_.Failed(clock.Now());
+    step_durations_.Failed(clock.Now());
     for (; steps_in_flight_ > 0; --steps_in_flight_) {
       parts_.runner->Wait().IgnoreError();
-      phase_times_.Failed(clock.Now());
+      step_durations_.Failed(clock.Now());
     }
     scheduler_.Abandon();
     OnStepFailure(result.status());
     return;
   }
   const absl::Time executed = clock.Now();
-  phase_times_.Ended(result->times, executed);
+  step_durations_.Ended(result->times, executed);
   rotation_bytes_ += result->rotation_bytes;
   parts_.metrics->OnExecuted(*result);
   scheduler_.Commit(*std::move(result));

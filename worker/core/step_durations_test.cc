@@ -1,4 +1,4 @@
-#include "worker/core/phase_times.h"
+#include "worker/core/step_durations.h"
 
 #include <vector>
 
@@ -7,7 +7,7 @@
 namespace palimpsest {
 namespace {
 
-class PhaseTimesTest : public ::testing::Test {
+class StepDurationsTest : public ::testing::Test {
  protected:
   StepPlan Plan(size_t tokens) {
     StepPlan plan;
@@ -21,10 +21,10 @@ class PhaseTimesTest : public ::testing::Test {
   const std::vector<TokenId> tokens_ = std::vector<TokenId>(8);
   const SamplingRequest sampling_;
   absl::Time now_ = absl::UnixEpoch();
-  PhaseTimes times_;
+  StepDurations times_;
 };
 
-TEST_F(PhaseTimesTest, PhasesAreAveragedApart) {
+TEST_F(StepDurationsTest, PhasesAreAveragedApart) {
   EXPECT_EQ(times_.decode_seconds(), 0);
   for (int i = 0; i < 3; ++i) {
     Submit();
@@ -42,7 +42,7 @@ TEST_F(PhaseTimesTest, PhasesAreAveragedApart) {
   EXPECT_NEAR(times_.prefill_share(), 0.4, 0.03);
 }
 
-TEST_F(PhaseTimesTest, NewTimesReplaceOldOnes) {
+TEST_F(StepDurationsTest, NewTimesReplaceOldOnes) {
   for (int i = 0; i < 300; ++i) {
     Submit();
     End(absl::Milliseconds(i < 100 ? 100 : 10));
@@ -50,7 +50,7 @@ TEST_F(PhaseTimesTest, NewTimesReplaceOldOnes) {
   EXPECT_NEAR(times_.decode_seconds(), 0.010, 0.001);
 }
 
-TEST_F(PhaseTimesTest, AStepBehindAnotherBeginsWhenThatOneEnds) {
+TEST_F(StepDurationsTest, AStepBehindAnotherBeginsWhenThatOneEnds) {
   Submit();
   Submit();
   End(absl::Milliseconds(10));
@@ -62,7 +62,7 @@ TEST_F(PhaseTimesTest, AStepBehindAnotherBeginsWhenThatOneEnds) {
   EXPECT_NEAR(times_.decode_seconds(), 0.010, 1e-9);
 }
 
-TEST_F(PhaseTimesTest, StallsAreCountedApart) {
+TEST_F(StepDurationsTest, StallsAreCountedApart) {
   Submit();
   End(absl::Milliseconds(30), {.rotation_stall = absl::Milliseconds(20)});
   Submit();

@@ -1,4 +1,4 @@
-#include "worker/core/phase_times.h"
+#include "worker/core/step_durations.h"
 
 #include <algorithm>
 
@@ -13,12 +13,12 @@ constexpr double kWeight = 1.0 / 32;
 }  // namespace
 
 // The first samples weigh as in a plain mean, so that no start value shows.
-void PhaseTimes::Average::Add(double sample) {
+void StepDurations::Average::Add(double sample) {
   weight = weight * (1 - kWeight) + kWeight;
   value += (sample - value) * kWeight / weight;
 }
 
-void PhaseTimes::Submitted(const StepPlan& plan, absl::Time now) {
+void StepDurations::Submitted(const StepPlan& plan, absl::Time now) {
   const bool prefill =
       std::any_of(plan.chunks.begin(), plan.chunks.end(), [](const SequenceChunk& chunk) {
         return chunk.tokens.size() > 1 || chunk.sampling == nullptr;
@@ -26,7 +26,7 @@ void PhaseTimes::Submitted(const StepPlan& plan, absl::Time now) {
   steps_.push_back({prefill, now});
 }
 
-void PhaseTimes::Ended(const StepTimes& times, absl::Time now) {
+void StepDurations::Ended(const StepTimes& times, absl::Time now) {
   PALIMPSEST_CHECK(!steps_.empty());
   const Step step = steps_.front();
   steps_.pop_front();
@@ -41,7 +41,7 @@ void PhaseTimes::Ended(const StepTimes& times, absl::Time now) {
   share_.Add(step.prefill ? 1 : 0);
 }
 
-void PhaseTimes::Failed(absl::Time now) {
+void StepDurations::Failed(absl::Time now) {
   PALIMPSEST_CHECK(!steps_.empty());
   steps_.pop_front();
   last_end_ = now;

@@ -1,7 +1,7 @@
 // How long steps take by phase: with prompt chunks (prefill) and without (decode), smoothed over
 // the last few dozen of each, without what they waited for rotating layers. Pure; one thread.
-#ifndef PALIMPSEST_WORKER_CORE_PHASE_TIMES_H_
-#define PALIMPSEST_WORKER_CORE_PHASE_TIMES_H_
+#ifndef PALIMPSEST_WORKER_CORE_STEP_DURATIONS_H_
+#define PALIMPSEST_WORKER_CORE_STEP_DURATIONS_H_
 
 #include <deque>
 
@@ -10,7 +10,7 @@
 
 namespace palimpsest {
 
-class PhaseTimes {
+class StepDurations {
  public:
   // A step was submitted; it is over at the next Ended or Failed that is not an earlier step's.
   void Submitted(const StepPlan& plan, absl::Time now);
@@ -45,4 +45,4 @@ class PhaseTimes {
 
 }  // namespace palimpsest
 
-#endif  // PALIMPSEST_WORKER_CORE_PHASE_TIMES_H_
+#endif  // PALIMPSEST_WORKER_CORE_STEP_DURATIONS_H_
