@@ -19,11 +19,12 @@ void StepDurations::Average::Add(double sample) {
 }
 
 void StepDurations::Submitted(const StepPlan& plan, absl::Time now) {
-  const bool prefill =
-      std::any_of(plan.chunks.begin(), plan.chunks.end(), [](const SequenceChunk& chunk) {
-        return chunk.tokens.size() > 1 || chunk.sampling == nullptr;
-      });
-  steps_.push_back({prefill, now});
+  Step step{.submitted = now};
+  for (const SequenceChunk& chunk : plan.chunks) {
+    step.prefill |= chunk.tokens.size() > 1 || chunk.sampling == nullptr;
+    step.tokens += chunk.tokens.size();
+  }
+  steps_.push_back(step);
 }
 
 void StepDurations::Ended(const StepTimes& times, absl::Time now) {
@@ -37,7 +38,9 @@ void StepDurations::Ended(const StepTimes& times, absl::Time now) {
   last_end_ = now;
   stall_ += times.rotation_stall;
   const absl::Duration busy = std::max(whole - times.rotation_stall, absl::ZeroDuration());
-  (step.prefill ? prefill_ : decode_).Add(absl::ToDoubleSeconds(busy));
+  const double seconds = absl::ToDoubleSeconds(busy);
+  (step.prefill ? prefill_ : decode_).Add(seconds);
+  if (step.prefill) prompt_token_.Add(seconds / static_cast<double>(step.tokens));
   share_.Add(step.prefill ? 1 : 0);
 }
 

@@ -3,6 +3,7 @@
 #ifndef PALIMPSEST_WORKER_CORE_STEP_DURATIONS_H_
 #define PALIMPSEST_WORKER_CORE_STEP_DURATIONS_H_
 
+#include <cstddef>
 #include <deque>
 
 #include "absl/time/time.h"
@@ -20,6 +21,8 @@ class StepDurations {
   // 0: none yet.
   double decode_seconds() const { return decode_.value; }
   double prefill_seconds() const { return prefill_.value; }
+  // Of a prefill step, by the tokens in it.
+  double prompt_token_seconds() const { return prompt_token_.value; }
   // Of recent steps, those with prompt chunks: 0 to 1.
   double prefill_share() const { return share_.value; }
   // Sum since the start.
@@ -28,6 +31,7 @@ class StepDurations {
  private:
   struct Step {
     bool prefill = false;
+    size_t tokens = 0;
     absl::Time submitted;
   };
   struct Average {
@@ -39,7 +43,7 @@ class StepDurations {
 
   std::deque<Step> steps_;
   absl::Time last_end_ = absl::InfinitePast();
-  Average decode_, prefill_, share_;
+  Average decode_, prefill_, prompt_token_, share_;
   absl::Duration stall_;
 };
 

@@ -34,6 +34,7 @@ TEST_F(StepDurationsTest, PhasesAreAveragedApart) {
   End(absl::Milliseconds(50));
   EXPECT_NEAR(times_.decode_seconds(), 0.010, 1e-9);
   EXPECT_NEAR(times_.prefill_seconds(), 0.050, 1e-9);
+  EXPECT_NEAR(times_.prompt_token_seconds(), 0.050 / 8, 1e-9);
   EXPECT_NEAR(times_.prefill_share(), 0.25, 0.02);
   StepPlan unfinished = Plan(1);
   unfinished.chunks.back().sampling = nullptr;

@@ -109,6 +109,7 @@ struct WorkerLoad {
   double rotation_stall_seconds = 0;
   // Copied by the runner; those that the memory client copies are added by it.
   Bytes rotation_bytes;
+  double cached_slab_seconds = 0;
 
   friend bool operator==(const WorkerLoad&, const WorkerLoad&) = default;
 };

@@ -331,6 +331,7 @@ v1::WorkerMessage GrpcMemoryClient::ReportMessage() const {
   report.set_image_bytes_per_second(image_bytes_per_second_);
   report.set_rotation_stall_seconds(load.rotation_stall_seconds);
   report.set_rotation_bytes(static_cast<uint64_t>((load.rotation_bytes + rotation_bytes_).count()));
+  report.set_cached_slab_seconds(load.cached_slab_seconds);
   return message;
 }
 

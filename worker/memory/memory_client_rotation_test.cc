@@ -164,12 +164,14 @@ TEST_F(MemoryClientRotationTest, SpeedsAndBytesAreReported) {
                        .prefill_step_seconds = 2,
                        .prefill_share = 0.25,
                        .rotation_stall_seconds = 3,
-                       .rotation_bytes = Bytes(1)});
+                       .rotation_bytes = Bytes(1),
+                       .cached_slab_seconds = 7});
   const v1::Report report = broker_.Await(Case::kReport).report();
   EXPECT_EQ(report.decode_step_seconds(), 0.5);
   EXPECT_EQ(report.prefill_step_seconds(), 2);
   EXPECT_EQ(report.prefill_share(), 0.25);
   EXPECT_EQ(report.rotation_stall_seconds(), 3);
+  EXPECT_EQ(report.cached_slab_seconds(), 7);
   EXPECT_GT(report.image_bytes_per_second(), 0);
   // Two layers of two slabs, and what is copied ahead.
   EXPECT_GE(report.rotation_bytes(), static_cast<uint64_t>((kSlab * 4).count()));

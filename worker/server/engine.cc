@@ -370,7 +370,18 @@ void Engine::StateNeeds() {
        .prefill_step_seconds = step_durations_.prefill_seconds(),
        .prefill_share = step_durations_.prefill_share(),
        .rotation_stall_seconds = absl::ToDoubleSeconds(step_durations_.rotation_stall()),
-       .rotation_bytes = rotation_bytes_});
+       .rotation_bytes = rotation_bytes_,
+       .cached_slab_seconds = CachedSlabSeconds()});
+}
+
+double Engine::CachedSlabSeconds() const {
+  const SchedulerCounters& counters = scheduler_.counters();
+  if (counters.prompt_tokens == 0) return 0;
+  const KvGeometry& geometry = options_.scheduler.geometry;
+  const double tokens = static_cast<double>(geometry.slab_bytes.count()) /
+                        static_cast<double>(geometry.block_bytes.count()) * geometry.block_tokens;
+  return tokens * step_durations_.prompt_token_seconds() *
+         static_cast<double>(counters.cached_tokens) / static_cast<double>(counters.prompt_tokens);
 }
 
 void Engine::PublishStats() {

@@ -169,6 +169,8 @@ class Engine {
   void DeliverOne(SequenceOutput& output);
   void End(Active& active, GenerationStream::End end);
   void StateNeeds();
+  // Report.cached_slab_seconds.
+  double CachedSlabSeconds() const;
   void PublishStats();
 
   const EngineOptions options_;

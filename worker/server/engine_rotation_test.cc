@@ -275,7 +275,7 @@ class EngineRotationTest : public ::testing::TestWithParam<TestFamily> {};
 INSTANTIATE_TEST_SUITE_P(Families, EngineRotationTest, ::testing::ValuesIn(kTestFamilies));
 
 TEST_P(EngineRotationTest, NeitherRotationsNorRevokesNorABrokersDeathChangeABit) {
-  constexpr uint32_t kModels = 5;
+  constexpr uint32_t kModels = 4;
   constexpr uint32_t kSchedules = 8;
   int rotations = 0;
   int64_t preemptions = 0;
@@ -301,7 +301,7 @@ TEST_P(EngineRotationTest, NeitherRotationsNorRevokesNorABrokersDeathChangeABit)
     rotations += worker.pool().rotations();
   }
   EXPECT_GT(rotations, 300);
-  EXPECT_GT(preemptions, 20);
+  EXPECT_GT(preemptions, 10);
 }
 
 // What the test above rests on: what was given back is full of a pattern, and a weight with that
