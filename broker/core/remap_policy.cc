@@ -96,21 +96,6 @@ double BindingStepSeconds(const PhaseTimes& times) {
   return 0;
 }
 
-RotationCost LockstepCost(absl::Span<const RotationCost> ranks) {
-  if (ranks.empty()) return {};
-  RotationCost worst = ranks.front();
-  for (const RotationCost& rank : ranks.subspan(1)) {
-    worst.layers = std::min(worst.layers, rank.layers);
-    worst.layer_bytes = std::max(worst.layer_bytes, rank.layer_bytes);
-    worst.stage_slabs = std::min(worst.stage_slabs, rank.stage_slabs);
-    worst.step_seconds = std::min(worst.step_seconds, rank.step_seconds);
-    worst.outside_share = std::max(worst.outside_share, rank.outside_share);
-    worst.link_bytes_per_second = std::min(worst.link_bytes_per_second, rank.link_bytes_per_second);
-    worst.cap_freed = std::min(worst.cap_freed, rank.cap_freed);
-  }
-  return worst;
-}
-
 absl::string_view RotationLimitName(RotationLimit limit) {
   switch (limit) {
     case RotationLimit::kNone:

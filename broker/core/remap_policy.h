@@ -21,13 +21,14 @@
 #include <cstdint>
 
 #include "absl/strings/string_view.h"
-#include "absl/types/span.h"
 #include "common/bytes.h"
 #include "common/rotation.h"
 
 namespace palimpsest {
 
-// What rotation costs a tenant and what it gains. Of several ranks: see LockstepCost.
+// What rotation costs a tenant and what it gains. Ranks run in lockstep and a slab spans all of
+// them, so one decision holds for all: bytes are those of one rank, all are alike; the rate is that
+// of the slowest, and steps are those of all together.
 struct RotationCost {
   // Layers that can rotate: those with equally many slabs.
   int32_t layers = 0;
@@ -59,10 +60,6 @@ inline constexpr double kPhaseThatCounts = 0.05;
 // The shortest step among the phases that count: the one with the least compute to hide copies
 // behind. 0 if none was measured.
 double BindingStepSeconds(const PhaseTimes& times);
-
-// Ranks run in lockstep and a slab spans all of them, so one decision holds for all: each number is
-// that of the rank for which it is worst. 0 layers for no ranks.
-RotationCost LockstepCost(absl::Span<const RotationCost> ranks);
 
 enum class SlotPreference : uint8_t { kAuto, kOne, kTwo };
 

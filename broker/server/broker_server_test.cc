@@ -129,6 +129,18 @@ TEST_F(BrokerServerTest, ParametersOfAnIdleTenantGoToAnActiveOne) {
   Must(*beta, absl::StrCat("await-slabs parameter ", kImage));
   ASSERT_TRUE(Eventually([&] { return Status().tenants(1).parameter_slabs() == kImage; }));
   EXPECT_LE(Status().tenants(0).parameter_slabs(), 2);
+  v1::GetRemapLogRequest about_beta;
+  about_beta.set_tenant("beta");
+  const v1::GetRemapLogResponse log = server_->broker().RemapDecisions(about_beta);
+  ASSERT_GT(log.decisions_size(), 0);
+  const v1::RemapDecision& decision = log.decisions(log.decisions_size() - 1);
+  EXPECT_EQ(decision.tenant(), "beta");
+  EXPECT_EQ(decision.reason(), "activation");
+  ASSERT_EQ(decision.candidates_size(), 1) << decision.ShortDebugString();
+  EXPECT_EQ(decision.candidates(0).tenant(), "alpha");
+  EXPECT_EQ(decision.candidates(0).rule(), "inactive_parameters");
+  EXPECT_EQ(decision.candidates(0).outcome(), "taken");
+  EXPECT_EQ(decision.candidates(0).slabs(), decision.planned_slabs());
 }
 
 TEST_F(BrokerServerTest, AWorkerKilledInARevokeLosesNoSlab) {
