@@ -283,11 +283,7 @@ std::string Table(const Json& result) {
 absl::Status FillMissing(BenchEngineOptions& options) {
   std::error_code error;
   const fs::path self = fs::read_symlink("/proc/self/exe", error).parent_path();
-  if (options.binaries.empty()) {
-    // bin/ of a bundle, or bazel-bin/tools/palctl.
-    const bool packed = fs::exists(self / "palimpsest-worker", error);
-    options.binaries = (packed ? self : self.parent_path().parent_path()).string();
-  }
+  if (options.binaries.empty()) options.binaries = DefaultBinaries();
   if (options.vllm_script.empty()) {
     for (const fs::path& root : {self.parent_path(), fs::path(".")}) {
       const fs::path script = root / "tools/bench/vllm_bench.py";

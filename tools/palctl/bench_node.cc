@@ -1,25 +1,16 @@
 #include "tools/palctl/bench_node.h"
 
-#include <fcntl.h>
 #include <signal.h>
-#include <stdlib.h>
-#include <unistd.h>
 
-#include <algorithm>
 #include <filesystem>
 #include <system_error>
 #include <utility>
 
-#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/strings/str_split.h"
 #include "absl/strings/substitute.h"
 #include "absl/time/clock.h"
-#include "common/fd.h"
-#include "common/file.h"
 #include "common/monotonic_time.h"
-#include "common/random.h"
 #include "tools/palctl/bench_shapes.h"
 #include "worker/model/image_layout.h"
 #include "worker/model/model_config.h"
@@ -39,21 +30,13 @@ constexpr absl::Duration kLook = absl::Milliseconds(500);
 constexpr absl::Duration kLongestStart = absl::Minutes(5);
 constexpr absl::Duration kLongestStop = absl::Seconds(30);
 constexpr int32_t kFirstPrompt = 128;
-constexpr Bytes kLongestLog = MiB(16);
-constexpr size_t kLogLines = 12;
-
-absl::Status WriteSecret(const std::string& path, const std::string& text) {
-  return WriteFileAtomically(path, text, 0600);
-}
-
-std::string RandomHex() { return absl::BytesToHexString(Token::Random().bytes()); }
 
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<BenchNode>> BenchNode::Start(const BenchNodeOptions& options) {
   std::unique_ptr<BenchNode> node(new BenchNode(options));
   if (absl::Status status = node->Prepare(); !status.ok()) return status;
-  auto broker = node->Spawn("broker", "palimpsest-broker", "broker/server");
+  auto broker = node->folder_->Spawn("broker", kBrokerProgram);
   if (!broker.ok()) return broker.status();
   node->broker_.emplace(*std::move(broker));
   return node;
@@ -62,24 +45,21 @@ absl::StatusOr<std::unique_ptr<BenchNode>> BenchNode::Start(const BenchNodeOptio
 BenchNode::~BenchNode() {
   worker_.reset();
   broker_.reset();
-  std::error_code ignored;
-  if (!folder_.empty()) fs::remove_all(folder_, ignored);
 }
 
 absl::Status BenchNode::Prepare() {
-  // Short: a Unix socket's path has at most 107 characters.
-  std::string pattern = "/tmp/palimpsest-bench.XXXXXX";
-  if (mkdtemp(pattern.data()) == nullptr) return ErrnoStatus("cannot make a folder in /tmp");
-  folder_ = pattern;
-  model_folder_ = folder_ + "/model";
+  auto folder = BenchFolder::Create(options_.binaries);
+  if (!folder.ok()) return folder.status();
+  folder_ = *std::move(folder);
   std::error_code error;
-  fs::create_directories(model_folder_, error);
-  absl::Status status = WriteBenchModel(model_folder_, options_.config);
-  router_token_ = RandomHex();
-  status.Update(WriteSecret(folder_ + "/tenant-secret", RandomHex()));
-  status.Update(WriteSecret(folder_ + "/router-token", router_token_));
-  if (status.ok()) status = WriteConfigs();
-  return status;
+  fs::create_directories(folder_->path() + "/model", error);
+  absl::Status status = WriteBenchModel(folder_->path() + "/model", options_.config);
+  status.Update(folder_->WriteSecret("tenant-secret").status());
+  const auto token = folder_->WriteSecret("router-token");
+  status.Update(token.status());
+  if (!status.ok()) return status;
+  router_token_ = *token;
+  return WriteConfigs();
 }
 
 absl::Status BenchNode::WriteConfigs() {
@@ -103,7 +83,7 @@ absl::Status BenchNode::WriteConfigs() {
       options_.cuda
           ? absl::StrCat("backend: cuda, gpus: [", absl::StrJoin(options_.gpus, ", "), "], ")
           : "";
-  const auto packer = Program("packer", "worker/model");
+  const auto packer = folder_->Program(kPackerProgram);
   if (!packer.ok()) return packer.status();
   const std::string broker = absl::Substitute(
       "node: bench\nstate_dir: state\ncontrol_socket: broker.sock\n"
@@ -126,37 +106,9 @@ absl::Status BenchNode::WriteConfigs() {
       options_.max_batch, options_.max_step_tokens, kv_slabs,
       options_.gemm_cache_file.empty() ? "gemm-algorithms"
                                        : fs::absolute(options_.gemm_cache_file).string());
-  absl::Status status = WriteFileAtomically(folder_ + "/broker.yaml", broker);
-  status.Update(WriteFileAtomically(folder_ + "/worker.yaml", worker));
+  absl::Status status = folder_->Write("broker.yaml", broker);
+  status.Update(folder_->Write("worker.yaml", worker));
   return status;
-}
-
-absl::StatusOr<std::string> BenchNode::Program(absl::string_view name,
-                                               absl::string_view built_in) const {
-  std::error_code error;
-  for (const std::string& path : {absl::StrCat(options_.binaries, "/", name),
-                                  absl::StrCat(options_.binaries, "/", built_in, "/", name)}) {
-    if (fs::exists(path, error)) return fs::absolute(path).string();
-  }
-  return absl::NotFoundError(absl::StrCat("no ", name, " in ", options_.binaries, " or its ",
-                                          built_in,
-                                          ": build it, or give --binaries (bazel-bin, or bin/ of "
-                                          "a folder that tools/bundle made)"));
-}
-
-absl::StatusOr<ChildProcess> BenchNode::Spawn(absl::string_view name, absl::string_view program,
-                                              absl::string_view built_in) const {
-  const auto path = Program(program, built_in);
-  if (!path.ok()) return path.status();
-  const UniqueFd log(open(absl::StrCat(folder_, "/", name, ".log").c_str(),
-                          O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600));
-  SpawnOptions options;
-  options.argv = {"/usr/bin/env", "-C", folder_, *path, "--config", absl::StrCat(name, ".yaml")};
-  for (char** variable = environ; *variable != nullptr; ++variable) {
-    options.environment.push_back(*variable);
-  }
-  options.output = log.get();
-  return ChildProcess::Spawn(options);
 }
 
 absl::Status BenchNode::CheckAlive() const {
@@ -187,11 +139,11 @@ absl::Status BenchNode::AwaitStats(absl::Time deadline, bool resident) {
 }
 
 absl::StatusOr<BenchNode::Readiness> BenchNode::StartWorker() {
-  const std::string socket = folder_ + "/worker.sock";
+  const std::string socket = folder_->path() + "/worker.sock";
   std::error_code ignored;
   fs::remove(socket, ignored);
   const absl::Time start = MonotonicNow();
-  auto worker = Spawn("worker", "palimpsest-worker", "worker/server");
+  auto worker = folder_->Spawn("worker", kWorkerProgram);
   if (!worker.ok()) return worker.status();
   worker_ = std::make_unique<ChildProcess>(*std::move(worker));
   client_ = std::make_unique<BenchClient>("unix:" + socket, router_token_, vocabulary_);
@@ -220,17 +172,6 @@ absl::Status BenchNode::StopWorker() {
   return status;
 }
 
-std::string BenchNode::LogEnds() const {
-  std::string text;
-  for (const char* name : {"broker", "worker"}) {
-    const auto log = ReadFile(absl::StrCat(folder_, "/", name, ".log"), kLongestLog);
-    if (!log.ok()) continue;
-    std::vector<absl::string_view> lines = absl::StrSplit(*log, '\n', absl::SkipEmpty());
-    const size_t first = lines.size() - std::min(lines.size(), kLogLines);
-    absl::StrAppend(&text, "--- ", name, ":\n",
-                    absl::StrJoin(lines.begin() + first, lines.end(), "\n"), "\n");
-  }
-  return text;
-}
+std::string BenchNode::LogEnds() const { return folder_->LogEnds({"broker", "worker"}); }
 
 }  // namespace palimpsest::palctl

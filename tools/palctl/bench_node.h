@@ -13,11 +13,11 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "common/bytes.h"
 #include "common/process.h"
 #include "tools/palctl/bench_client.h"
+#include "tools/palctl/bench_folder.h"
 
 namespace palimpsest::palctl {
 
@@ -58,7 +58,6 @@ class BenchNode {
 
   BenchClient& client() { return *client_; }
   Bytes image_bytes() const { return image_bytes_; }
-  const std::string& model_folder() const { return model_folder_; }
   // The ends of the processes' logs.
   std::string LogEnds() const;
 
@@ -67,15 +66,11 @@ class BenchNode {
 
   absl::Status Prepare();
   absl::Status WriteConfigs();
-  absl::StatusOr<ChildProcess> Spawn(absl::string_view name, absl::string_view program,
-                                     absl::string_view built_in) const;
-  absl::StatusOr<std::string> Program(absl::string_view name, absl::string_view built_in) const;
   absl::Status CheckAlive() const;
   absl::Status AwaitStats(absl::Time deadline, bool resident);
 
   const BenchNodeOptions options_;
-  std::string folder_;
-  std::string model_folder_;
+  std::unique_ptr<BenchFolder> folder_;
   std::string router_token_;
   Bytes image_bytes_;
   int32_t vocabulary_ = 0;

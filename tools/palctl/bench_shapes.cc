@@ -23,6 +23,7 @@ constexpr Shape kLlamas[] = {
     {"llama2-13b", 40, 5120, 40, 40, 13824, 32000, 10000},
     {"smollm2-135m", 30, 576, 9, 3, 1536, 49152, 100000},
     {"tiny", 4, 256, 4, 2, 768, 2048, 10000},
+    {"small", 8, 256, 4, 4, 768, 2048, 10000},
 };
 constexpr int kContext = 8192;
 constexpr char kOpt13b[] = "opt-13b";

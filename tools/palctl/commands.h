@@ -118,6 +118,17 @@ struct BenchEngineOptions {
 // Starts a node of its own; needs none that runs.
 int RunBenchEngine(BenchEngineOptions options, const Terminal& terminal);
 
+struct BenchRemapOptions {
+  std::string config_file;  // remap_config.h
+  std::string binaries;     // empty: where this program is
+  std::string json_file;
+  std::string plot_file;
+  std::string schedules_file;     // only write the loads there
+  std::vector<std::string> from;  // measure nothing: results of earlier runs
+};
+// Starts nodes of its own; needs none that runs.
+int RunBenchRemap(BenchRemapOptions options, const Terminal& terminal);
+
 // Parses the command line and runs the command.
 int RunPalctl(int argc, const char* const* argv, const Terminal& terminal);
 

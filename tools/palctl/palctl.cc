@@ -49,6 +49,7 @@ struct CommandLine {
   double drain_seconds = 60;
   BenchControlOptions bench;
   BenchEngineOptions bench_engine;
+  BenchRemapOptions bench_remap;
 };
 
 void AddStatus(CLI::App& app, CommandLine& line) {
@@ -158,6 +159,30 @@ void AddBenchEngine(CLI::App& bench, BenchEngineOptions& options) {
                      "default: tools/bench/vllm_bench.py of the bundle or the source tree");
 }
 
+void AddBenchRemap(CLI::App& bench, BenchRemapOptions& options) {
+  CLI::App* remap = bench.add_subcommand(
+      "remap",
+      "starts nodes with several tenants, one for each way to share memory among them, sends all "
+      "the "
+      "same traffic from traces, and reports latencies, throughput and where the memory was");
+  remap->add_option("--config", options.config_file, "what to measure; see tools/bench/remap")
+      ->type_name("FILE");
+  remap->add_option("--json", options.json_file, "write the results to this file")
+      ->type_name("FILE");
+  remap->add_option("--plot", options.plot_file, "draw them in this SVG file")->type_name("FILE");
+  remap
+      ->add_option("--schedules", options.schedules_file,
+                   "only write the loads to this file, for tools/bench/vllm_remap.py")
+      ->type_name("FILE");
+  remap
+      ->add_option("--from", options.from,
+                   "measure nothing: show results that these files hold, together")
+      ->type_name("FILE");
+  remap->add_option(
+      "--binaries", options.binaries,
+      "folder of the programs: bin/ of a bundle, or bazel-bin (default: where palctl is)");
+}
+
 void AddOthers(CLI::App& app, CommandLine& line) {
   CLI::App* tokenize = app.add_subcommand("tokenize", "prints the token ids of a text");
   tokenize->add_option("text", line.tokenize.text)->required();
@@ -180,6 +205,7 @@ void AddOthers(CLI::App& app, CommandLine& line) {
       ->capture_default_str();
   control->add_flag("--json", line.bench.json, "{calls, answer_bytes, p50_seconds, p99_seconds}");
   AddBenchEngine(*bench, line.bench_engine);
+  AddBenchRemap(*bench, line.bench_remap);
 }
 
 absl::StatusOr<NodeAddresses> FindNode(const CommandLine& line) {
@@ -256,6 +282,9 @@ int RunPalctl(int argc, const char* const* argv, const Terminal& terminal) {
   }
   if (app.got_subcommand("bench") && app.get_subcommand("bench")->got_subcommand("engine")) {
     return RunBenchEngine(std::move(line.bench_engine), terminal);
+  }
+  if (app.got_subcommand("bench") && app.get_subcommand("bench")->got_subcommand("remap")) {
+    return RunBenchRemap(std::move(line.bench_remap), terminal);
   }
   absl::StatusOr<NodeAddresses> addresses = FindNode(line);
   if (!addresses.ok()) return Fail(terminal, addresses.status());

@@ -1,0 +1,54 @@
+// What a load generator sends, and when: requests of several tenants, drawn from traces. Pure and
+// deterministic: the same options give the same requests on every machine.
+//
+// Arrivals of a tenant are a piece of the trace, stretched in time until it has the rate that is
+// asked for. Stretching keeps the shape of the traffic: how many requests of a thousand come in
+// bursts, and how long the silences are beside the bursts. (Leaving requests out until the rate
+// fits would make bursty traffic ever smoother.) Pieces of different tenants begin far apart in the
+// trace, so that their bursts do not coincide. The trace goes round.
+//
+// Request i of a tenant has the same lengths at every rate.
+#ifndef PALIMPSEST_TOOLS_LOAD_SCHEDULE_H_
+#define PALIMPSEST_TOOLS_LOAD_SCHEDULE_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+#include "tools/load/trace.h"
+
+namespace palimpsest::load {
+
+struct ScheduledRequest {
+  absl::Duration due;  // since the start
+  RequestLengths lengths;
+  uint64_t seed = 0;  // of its prompt
+
+  friend bool operator==(const ScheduledRequest&, const ScheduledRequest&) = default;
+};
+
+struct ScheduleOptions {
+  uint64_t seed = 0;
+  // Of a measurement among several with one seed: prompts differ, so that none finds the KV of
+  // another's.
+  uint64_t point = 0;
+  absl::Duration duration;
+  // Requests a second of each tenant.
+  std::vector<double> rates;
+  // If not 0, all prompts have this length.
+  int32_t prompt_tokens = 0;
+};
+
+// By tenant, ascending by due time, all within [0, duration). `arrivals` as ParseArrivals returns
+// them, `lengths` not empty. A tenant has round(rate * duration) requests.
+std::vector<std::vector<ScheduledRequest>> MakeSchedule(absl::Span<const absl::Duration> arrivals,
+                                                        absl::Span<const RequestLengths> lengths,
+                                                        const ScheduleOptions& options);
+
+// Uniformly random ids of 0 .. vocabulary - 1.
+std::vector<int32_t> RandomPrompt(uint64_t seed, int32_t tokens, int32_t vocabulary);
+
+}  // namespace palimpsest::load
+
+#endif  // PALIMPSEST_TOOLS_LOAD_SCHEDULE_H_

@@ -1,0 +1,122 @@
+#include "tools/load/trace.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+#include <zlib.h>
+
+#include "absl/strings/str_cat.h"
+#include "common/file.h"
+
+namespace palimpsest::load {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+std::string Gzip(const std::string& text) {
+  z_stream stream = {};
+  EXPECT_EQ(deflateInit2(&stream, 6, Z_DEFLATED, 15 + 16, 8, Z_DEFAULT_STRATEGY), Z_OK);
+  std::string packed(deflateBound(&stream, text.size()), '\0');
+  stream.next_in = reinterpret_cast<Bytef*>(const_cast<char*>(text.data()));
+  stream.avail_in = static_cast<uInt>(text.size());
+  stream.next_out = reinterpret_cast<Bytef*>(packed.data());
+  stream.avail_out = static_cast<uInt>(packed.size());
+  EXPECT_EQ(deflate(&stream, Z_FINISH), Z_STREAM_END);
+  packed.resize(stream.total_out);
+  deflateEnd(&stream);
+  return packed;
+}
+
+std::string Write(const std::string& content) {
+  std::string path = ::testing::TempDir() + "/trace.XXXXXX";
+  close(mkstemp(path.data()));
+  EXPECT_TRUE(WriteFileAtomically(path, content).ok());
+  return path;
+}
+
+TEST(ReadTraceFile, ReadsPlainAndPackedFiles) {
+  const std::string text(3'000'000, 'x');
+  EXPECT_EQ(*ReadTraceFile(Write(text)), text);
+  EXPECT_EQ(*ReadTraceFile(Write(Gzip(text))), text);
+  EXPECT_EQ(*ReadTraceFile(Write(Gzip(""))), "");
+}
+
+TEST(ReadTraceFile, IsBoundedWhateverTheArchiveUnpacksTo) {
+  const std::string packed = Gzip(std::string(5'000'000, 'x'));
+  EXPECT_LT(packed.size(), 10'000u);
+  EXPECT_EQ(ReadTraceFile(Write(packed), MiB(2)).status().code(), absl::StatusCode::kOutOfRange);
+}
+
+TEST(ReadTraceFile, NoticesDamage) {
+  const std::string packed = Gzip("TIMESTAMP\nsome text that is long enough to be worth packing");
+  for (size_t length = 2; length < packed.size(); ++length) {
+    EXPECT_FALSE(ReadTraceFile(Write(packed.substr(0, length))).ok()) << length;
+  }
+  std::string changed = packed;
+  changed[packed.size() - 6] ^= 1;  // in the checksum
+  EXPECT_EQ(ReadTraceFile(Write(changed)).status().code(), absl::StatusCode::kDataLoss);
+}
+
+TEST(ReadTraceFile, ErrorsNameTheFile) {
+  EXPECT_THAT(ReadTraceFile("/nowhere/trace.csv").status().message(),
+              HasSubstr("/nowhere/trace.csv"));
+}
+
+TEST(ParseArrivals, CountsFromTheFirst) {
+  const auto arrivals = ParseArrivals(
+      "X,TIMESTAMP\r\n1,2023-11-16 23:59:59.9000000\r\n2,2023-11-17 00:00:01\r\n"
+      "3,2023-11-16 23:59:59.9500000\n");
+  ASSERT_TRUE(arrivals.ok()) << arrivals.status();
+  EXPECT_THAT(*arrivals,
+              ElementsAre(absl::ZeroDuration(), absl::Milliseconds(50), absl::Milliseconds(1100)));
+}
+
+TEST(ParseArrivals, RefusesWhatIsNoTrace) {
+  const auto refusal = [](absl::string_view csv) {
+    const auto arrivals = ParseArrivals(csv);
+    EXPECT_EQ(arrivals.status().code(), absl::StatusCode::kInvalidArgument) << csv;
+    return std::string(arrivals.status().message());
+  };
+  EXPECT_THAT(refusal(""), HasSubstr("line 1: expected a column TIMESTAMP"));
+  EXPECT_THAT(refusal("TIMESTAMP\n2023-11-16 18:17:03\nnoon\n"), HasSubstr("line 3"));
+  EXPECT_THAT(refusal("A,TIMESTAMP\n2023-11-16 18:17:03\n"), HasSubstr("line 2"));
+  EXPECT_THAT(refusal("TIMESTAMP\ninfinite-future\ninfinite-past\n"), HasSubstr("line 2"));
+  EXPECT_THAT(refusal("TIMESTAMP\n2023-11-16 18:17:03\n"), HasSubstr("two arrivals"));
+  EXPECT_THAT(refusal("TIMESTAMP\n2023-11-16 18:17:03\n2023-11-16 18:17:03\n"),
+              HasSubstr("different times"));
+  EXPECT_LT(refusal(absl::StrCat("TIMESTAMP\n", std::string(100'000, 'x'))).size(), 200u);
+}
+
+TEST(ParseLengths, CountsAndCutsToTheRules) {
+  const auto lengths = ParseLengths(
+      R"([{"input": "12345678", "output_length": 5, "more": 1},
+          {"input": "", "output_length": 1000}, {"input": "123456789012345678901234",
+           "output_length": 18446744073709551615}])",
+      {.characters_per_token = 4, .least_prompt = 1, .most_prompt = 5, .most_output = 10});
+  ASSERT_TRUE(lengths.ok()) << lengths.status();
+  EXPECT_THAT(*lengths,
+              ElementsAre(RequestLengths{2, 5}, RequestLengths{1, 10}, RequestLengths{5, 10}));
+}
+
+TEST(ParseLengths, RefusesWhatIsNoListOfRequests) {
+  for (const char* text :
+       {"", "[]", "{}", "[1]", "[[]]", R"([{"input": "a"}])",
+        R"([{"input": 1, "output_length": 1}])", R"([{"input": "a", "output_length": 0}])",
+        R"([{"input": "a", "output_length": -1}])", R"([{"input": "a", "output_length": 1.5}])",
+        "[[[[[[[[[[[[]]]]]]]]]]]]"}) {
+    EXPECT_EQ(ParseLengths(text, {}).status().code(), absl::StatusCode::kInvalidArgument) << text;
+  }
+}
+
+TEST(Traces, TheSmallOnesOfTheTestsAreValid) {
+  const auto csv = ReadTraceFile("tools/load/testdata/arrivals.csv");
+  ASSERT_TRUE(csv.ok()) << csv.status();
+  EXPECT_EQ(ParseArrivals(*csv)->size(), 160u);
+  const auto json = ReadTraceFile("tools/load/testdata/lengths.json");
+  ASSERT_TRUE(json.ok()) << json.status();
+  EXPECT_EQ(ParseLengths(*json, {})->size(), 32u);
+}
+
+}  // namespace
+}  // namespace palimpsest::load
