@@ -67,14 +67,14 @@ def memory(points):
     if not points:
         return ""
     columns = varying(points)
-    titles = ["system", *(title for _, title in columns), "freed layers (mean, most)", "stalled s",
+    titles = ["system", *(title for _, title in columns), "freed layers (mean, most)", "parameters missing GiB", "stalled s",
               "rotated GiB", "restored GiB", "reversions", "preemptions"]
     rows = []
     for p in points:
         freed = ", ".join(f"{t['name']} {t['mean_freed_layers']:.1f}, {t['most_freed_layers']:.0f}"
                           for t in p["memory"]["tenants"] if t["most_freed_layers"] > 0)
         rows.append([p["system"], *(cell(p, key) for key, _ in columns), freed or "none",
-                     number(total(p, "stall_seconds"), 2), gib(total(p, "rotation_bytes")),
+                     gib(total(p, "most_missing_bytes")), number(total(p, "stall_seconds"), 2), gib(total(p, "rotation_bytes")),
                      gib(total(p, "restored_bytes")), total(p, "reversions"), p["preemptions"]])
     return table(titles, rows)
 

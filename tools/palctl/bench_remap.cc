@@ -29,9 +29,6 @@
 #include "tools/palctl/remap_config.h"
 #include "tools/palctl/remap_results.h"
 #include "tools/palctl/tenant_node.h"
-#include "worker/model/image_layout.h"
-#include "worker/model/model_config.h"
-#include "worker/model/tensor_parallel.h"
 
 namespace palimpsest::palctl {
 namespace {
@@ -86,21 +83,6 @@ Json Hardware(const RemapBenchConfig& config) {
     hardware["gpus"] = config.gpus;
   }
   return hardware;
-}
-
-// Slabs of most layers, which are those that can rotate.
-absl::StatusOr<uint32_t> LayerSlabs(const std::string& text, const RemapBenchConfig& config) {
-  const auto model = ParseModelConfig(text, "");
-  if (!model.ok()) return model.status();
-  const auto rank = RankConfig(*model, static_cast<int32_t>(config.gpus.size()));
-  if (!rank.ok()) return rank.status();
-  const auto layout = LayOutImage(*rank, config.slab,
-                                  config.cuda ? WeightFormat::kRowMajor : WeightFormat::kCpuPanels);
-  if (!layout.ok()) return layout.status();
-  std::vector<int32_t> slabs;
-  for (const StagePlacement& stage : layout->stages) slabs.push_back(stage.slab_count);
-  std::nth_element(slabs.begin(), slabs.begin() + slabs.size() / 2, slabs.end());
-  return static_cast<uint32_t>(std::max(slabs[slabs.size() / 2], 1));
 }
 
 class RemapBench {
@@ -169,7 +151,7 @@ class RemapBench {
     options.workspace = config_.workspace;
     options.context = config_.context;
     options.max_sequence_tokens = config_.max_sequence_tokens;
-    history_.clear();
+    names_.clear();
     for (int32_t i = 0; i < tenants; ++i) {
       const RemapTenant& tenant = config_.tenants[static_cast<size_t>(i)];
       TenantNodeOptions::Tenant& one = options.tenants.emplace_back();
@@ -178,13 +160,12 @@ class RemapBench {
       one.share =
           Bytes(static_cast<int64_t>(tenant.share * static_cast<double>(config_.memory.count())));
       options.pool += one.share;
-      auto text = tenant.folder.empty() ? BenchShapeConfig(tenant.shape)
-                                        : ReadFile(tenant.folder + "/config.json", kLongestText);
-      if (!text.ok()) return text.status();
-      if (tenant.folder.empty()) one.model_config = *text;
-      const auto layer = LayerSlabs(*text, config_);
-      if (!layer.ok()) return layer.status();
-      history_.push_back({tenant.name, *layer});
+      if (tenant.folder.empty()) {
+        auto shape = BenchShapeConfig(tenant.shape);
+        if (!shape.ok()) return shape.status();
+        one.model_config = *std::move(shape);
+      }
+      names_.push_back(tenant.name);
     }
     auto node = TenantNode::Create(options);
     if (!node.ok()) return node.status();
@@ -259,7 +240,7 @@ class RemapBench {
     if (!before.ok()) return before.status();
     const auto schedule = LoadOf(config_, run.tenants, point, arrivals_, lengths_);
     load::LoadGenerator generator(node.targets());
-    MemorySampler sampler(history_, config_.sample_interval, [&] { return node.BrokerStatus(); });
+    MemorySampler sampler(names_, config_.sample_interval, [&] { return node.BrokerStatus(); });
     const auto records = generator.Run(
         schedule, config_.duration + config_.drain, [&](const load::LoadProgress& now) {
           terminal_.err << absl::StrFormat(
@@ -292,7 +273,7 @@ class RemapBench {
   const Terminal& terminal_;
   std::vector<absl::Duration> arrivals_;
   std::vector<load::RequestLengths> lengths_;
-  std::vector<MemoryHistory::Tenant> history_;
+  std::vector<std::string> names_;  // of the node's tenants
   Json result_;
 };
 

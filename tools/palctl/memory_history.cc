@@ -18,19 +18,18 @@ const v1::TenantMemory* Find(const v1::GetStatusResponse& status, const std::str
   return nullptr;
 }
 
-double Freed(const v1::TenantMemory& tenant, uint32_t layer_slabs) {
-  const auto held = int64_t{tenant.parameter_slabs()} + tenant.slot_slabs();
-  return static_cast<double>(std::max<int64_t>(tenant.image_slabs() - held, 0)) / layer_slabs;
+int64_t Missing(const v1::TenantMemory& tenant) {
+  return int64_t{tenant.image_slabs()} - tenant.parameter_slabs() - tenant.slot_slabs();
 }
 
-double Mean(const std::vector<double>& values) {
+double Mean(const std::vector<uint32_t>& values) {
   if (values.empty()) return 0;
   return std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
 }
 
 }  // namespace
 
-MemoryHistory::MemoryHistory(std::vector<Tenant> tenants)
+MemoryHistory::MemoryHistory(std::vector<std::string> tenants)
     : tenants_(std::move(tenants)), series_(tenants_.size()) {}
 
 void MemoryHistory::Add(absl::Duration now, const v1::GetStatusResponse& status) {
@@ -40,14 +39,15 @@ void MemoryHistory::Add(absl::Duration now, const v1::GetStatusResponse& status)
   slab_bytes_ = status.slab_bytes();
   for (size_t i = 0; i < tenants_.size(); ++i) {
     const v1::TenantMemory none;
-    const v1::TenantMemory* found = Find(status, tenants_[i].name);
+    const v1::TenantMemory* found = Find(status, tenants_[i]);
     const v1::TenantMemory& tenant = found == nullptr ? none : *found;
     Series& series = series_[i];
     series.parameter.push_back(tenant.parameter_slabs());
     series.kv.push_back(tenant.kv_slabs());
     series.slot.push_back(tenant.slot_slabs());
     series.workspace.push_back(tenant.workspace_slabs());
-    series.freed_layers.push_back(Freed(tenant, tenants_[i].layer_slabs));
+    series.freed_layers.push_back(tenant.freed_layers());
+    series.most_missing = std::max(series.most_missing, Missing(tenant));
     series.last = {tenant.load().rotation_stall_seconds(), tenant.load().rotation_bytes()};
     if (first) series.first = series.last;
   }
@@ -65,7 +65,7 @@ void MemoryHistory::AddTransfers(const v1::GetStatusResponse& status) {
     if (transfer.finished_at() <= seen_until_) continue;
     latest = std::max(latest, transfer.finished_at());
     for (size_t i = 0; i < tenants_.size(); ++i) {
-      if (tenants_[i].name != transfer.tenant()) continue;
+      if (tenants_[i] != transfer.tenant()) continue;
       if (transfer.kind() == v1::Transfer::KIND_RESTORE) {
         series_[i].restored_bytes += transfer.slabs() * status.slab_bytes();
         ++series_[i].restores;
@@ -82,19 +82,21 @@ Json MemoryHistory::ToJson() const {
   for (size_t i = 0; i < tenants_.size(); ++i) {
     const Series& series = series_[i];
     const auto most = std::max_element(series.freed_layers.begin(), series.freed_layers.end());
-    tenants.push_back({{"name", tenants_[i].name},
-                       {"parameter", series.parameter},
-                       {"kv", series.kv},
-                       {"slot", series.slot},
-                       {"workspace", series.workspace},
-                       {"freed_layers", series.freed_layers},
-                       {"mean_freed_layers", Mean(series.freed_layers)},
-                       {"most_freed_layers", most == series.freed_layers.end() ? 0.0 : *most},
-                       {"stall_seconds", series.last.stall_seconds - series.first.stall_seconds},
-                       {"rotation_bytes", series.last.rotation_bytes - series.first.rotation_bytes},
-                       {"restored_bytes", series.restored_bytes},
-                       {"restores", series.restores},
-                       {"reversions", series.reversions}});
+    tenants.push_back(
+        {{"name", tenants_[i]},
+         {"parameter", series.parameter},
+         {"kv", series.kv},
+         {"slot", series.slot},
+         {"workspace", series.workspace},
+         {"freed_layers", series.freed_layers},
+         {"mean_freed_layers", Mean(series.freed_layers)},
+         {"most_freed_layers", most == series.freed_layers.end() ? 0 : *most},
+         {"most_missing_bytes", static_cast<uint64_t>(series.most_missing) * slab_bytes_},
+         {"stall_seconds", series.last.stall_seconds - series.first.stall_seconds},
+         {"rotation_bytes", series.last.rotation_bytes - series.first.rotation_bytes},
+         {"restored_bytes", series.restored_bytes},
+         {"restores", series.restores},
+         {"reversions", series.reversions}});
   }
   return {{"slab_bytes", slab_bytes_},
           {"seconds", seconds_},
@@ -102,8 +104,7 @@ Json MemoryHistory::ToJson() const {
           {"tenants", std::move(tenants)}};
 }
 
-MemorySampler::MemorySampler(std::vector<MemoryHistory::Tenant> tenants, absl::Duration interval,
-                             Ask ask)
+MemorySampler::MemorySampler(std::vector<std::string> tenants, absl::Duration interval, Ask ask)
     : interval_(interval),
       ask_(std::move(ask)),
       start_(MonotonicNow()),

@@ -19,21 +19,19 @@ namespace palimpsest::palctl {
 // Pure; not thread-safe.
 class MemoryHistory {
  public:
-  struct Tenant {
-    std::string name;
-    uint32_t layer_slabs = 1;  // of the image, for each layer of the model
-  };
-
-  explicit MemoryHistory(std::vector<Tenant> tenants);
+  // Names of tenants.
+  explicit MemoryHistory(std::vector<std::string> tenants);
 
   // The first answer is what counters are compared with.
   void Add(absl::Duration now, const v1::GetStatusResponse& status);
 
   // {"slab_bytes", "seconds": [...], "free": [...], "tenants": [{"name", "parameter": [...], "kv",
-  // "slot", "workspace", "freed_layers", "stall_seconds", "rotation_bytes", "restored_bytes",
-  // "restores", "reversions", "mean_freed_layers", "most_freed_layers"}]}. Lists have one number
-  // for each answer: slabs, and how many layers' worth of parameters a tenant is without, slots set
-  // off. Reversions: memory that went back to parameters by itself.
+  // "slot", "workspace", "freed_layers", "mean_freed_layers", "most_freed_layers",
+  // "most_missing_bytes", "stall_seconds", "rotation_bytes", "restored_bytes", "restores",
+  // "reversions"}]}. Lists have one number for each answer: slabs, and layers without memory of
+  // their own less those whose room slots take. Missing: parameters without slabs, whether their
+  // layers rotate or wait for the model to be asked. Reversions: memory that went back to
+  // parameters by itself.
   nlohmann::ordered_json ToJson() const;
 
  private:
@@ -42,8 +40,8 @@ class MemoryHistory {
     uint64_t rotation_bytes = 0;
   };
   struct Series {
-    std::vector<uint32_t> parameter, kv, slot, workspace;
-    std::vector<double> freed_layers;
+    std::vector<uint32_t> parameter, kv, slot, workspace, freed_layers;
+    int64_t most_missing = 0;  // slabs
     Counters first, last;
     uint64_t restored_bytes = 0;
     int64_t restores = 0, reversions = 0;
@@ -51,7 +49,7 @@ class MemoryHistory {
 
   void AddTransfers(const v1::GetStatusResponse& status);
 
-  const std::vector<Tenant> tenants_;
+  const std::vector<std::string> tenants_;
   std::vector<Series> series_;
   std::vector<double> seconds_;
   std::vector<uint32_t> free_;
@@ -65,7 +63,7 @@ class MemorySampler {
   using Ask = std::function<absl::StatusOr<v1::GetStatusResponse>()>;
 
   // `ask` is called from the thread; what it fails at is left out.
-  MemorySampler(std::vector<MemoryHistory::Tenant> tenants, absl::Duration interval, Ask ask);
+  MemorySampler(std::vector<std::string> tenants, absl::Duration interval, Ask ask);
   ~MemorySampler();
   MemorySampler(const MemorySampler&) = delete;
   MemorySampler& operator=(const MemorySampler&) = delete;

@@ -31,7 +31,7 @@ void AddTransfer(v1::GetStatusResponse& status, v1::Transfer::Kind kind, const s
 }
 
 TEST(MemoryHistory, FollowsSlabsAndFreedLayers) {
-  MemoryHistory history({{"a", 4}, {"b", 4}});
+  MemoryHistory history({"a", "b"});
   v1::GetStatusResponse status;
   status.set_slab_bytes(100);
   status.set_free_slabs(7);
@@ -40,6 +40,7 @@ TEST(MemoryHistory, FollowsSlabsAndFreedLayers) {
   // Three of ten layers have no slabs of their own, and take turns in the slot of one.
   status.mutable_tenants(0)->set_parameter_slabs(28);
   status.mutable_tenants(0)->set_slot_slabs(4);
+  status.mutable_tenants(0)->set_freed_layers(2);
   history.Add(absl::Milliseconds(250), status);
   const Json json = history.ToJson();
   EXPECT_EQ(json["seconds"], Json({0.0, 0.25}));
@@ -47,15 +48,16 @@ TEST(MemoryHistory, FollowsSlabsAndFreedLayers) {
   const Json& a = json["tenants"][0];
   EXPECT_EQ(a["parameter"], Json({40, 28}));
   EXPECT_EQ(a["slot"], Json({0, 4}));
-  EXPECT_EQ(a["freed_layers"], Json({0.0, 2.0}));
-  EXPECT_EQ(a["most_freed_layers"], 2.0);
+  EXPECT_EQ(a["freed_layers"], Json({0, 2}));
+  EXPECT_EQ(a["most_freed_layers"], 2);
+  EXPECT_EQ(a["most_missing_bytes"], 800);
   EXPECT_EQ(a["mean_freed_layers"], 1.0);
   // The broker does not know b (yet).
   EXPECT_EQ(json["tenants"][1]["kv"], Json({0, 0}));
 }
 
 TEST(MemoryHistory, CountsWhatHappenedSinceTheFirstAnswer) {
-  MemoryHistory history({{"a", 4}});
+  MemoryHistory history({"a"});
   v1::GetStatusResponse status;
   status.set_slab_bytes(100);
   v1::Report& load = *AddTenant(status, "a", 40, 1, 0).mutable_load();
@@ -83,7 +85,7 @@ TEST(MemorySampler, AsksAtIntervalsAndOnceMoreAtTheEnd) {
   Mutex mu;
   CondVar changed;
   int asked = 0;
-  MemorySampler sampler({{"a", 1}}, absl::Milliseconds(1),
+  MemorySampler sampler({"a"}, absl::Milliseconds(1),
                         [&]() -> absl::StatusOr<v1::GetStatusResponse> {
                           MutexLock lock(&mu);
                           ++asked;
