@@ -255,7 +255,7 @@ class PanelDrawing {
 }  // namespace
 
 std::vector<double> NiceTicks(double least, double most, int count) {
-  if (!(most > least)) most = least + std::max(1e-9, std::abs(least));
+  if (!(most > least)) most = least + std::max(1.0, std::abs(least));
   const double rough = (most - least) / std::max(count - 1, 1);
   double step = std::pow(10, std::floor(std::log10(rough)));
   const auto ticks = [&](double width) {

@@ -22,6 +22,7 @@ int Count(const std::string& text, const std::string& part) {
 TEST(NiceTicks, AreRoundNumbers) {
   EXPECT_THAT(NiceTicks(0, 10, 6), ElementsAre(0, 2, 4, 6, 8, 10));
   EXPECT_THAT(NiceTicks(0, 3, 4), ElementsAre(0, 1, 2, 3));
+  EXPECT_THAT(NiceTicks(0, 0, 3), ElementsAre(0, 0.5, 1));
   EXPECT_THAT(NiceTicks(0, 430, 6), ElementsAre(0, 100, 200, 300, 400, 500));
 }
 
