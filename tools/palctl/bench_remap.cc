@@ -334,7 +334,8 @@ int RunBenchRemap(BenchRemapOptions options, const Terminal& terminal) {
     if (!tenant.folder.empty()) tenant.folder = (folder / tenant.folder).string();
   }
   RemapBench bench(*std::move(config), options, terminal);
-  absl::Status status = bench.ReadTraces(folder);
+  absl::Status status =
+      bench.ReadTraces(options.traces.empty() ? folder : fs::path(options.traces));
   if (status.ok() && !options.schedules_file.empty()) {
     status = WriteFileAtomically(options.schedules_file, ResultText(bench.Schedules()));
     return status.ok() ? kDone : Fail(terminal, status);

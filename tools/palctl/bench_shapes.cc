@@ -26,7 +26,12 @@ constexpr Shape kLlamas[] = {
     {"small", 8, 256, 4, 4, 768, 2048, 10000},
 };
 constexpr int kContext = 8192;
-constexpr char kOpt13b[] = "opt-13b";
+struct OptShape {
+  const char* name;
+  int layers, hidden, heads;
+};
+constexpr OptShape kOpts[] = {
+    {"opt-6.7b", 32, 4096, 32}, {"opt-13b", 40, 5120, 40}, {"opt-30b", 48, 7168, 56}};
 
 json Llama(const Shape& shape) {
   return {{"architectures", {"LlamaForCausalLM"}},
@@ -47,7 +52,7 @@ json Llama(const Shape& shape) {
           {"eos_token_id", 2}};
 }
 
-json Opt13b() {
+json Opt(const OptShape& shape) {
   return {{"architectures", {"OPTForCausalLM"}},
           {"model_type", "opt"},
           {"activation_function", "relu"},
@@ -55,11 +60,11 @@ json Opt13b() {
           {"enable_bias", true},
           {"layer_norm_elementwise_affine", true},
           {"torch_dtype", "bfloat16"},
-          {"num_hidden_layers", 40},
-          {"hidden_size", 5120},
-          {"word_embed_proj_dim", 5120},
-          {"num_attention_heads", 40},
-          {"ffn_dim", 20480},
+          {"num_hidden_layers", shape.layers},
+          {"hidden_size", shape.hidden},
+          {"word_embed_proj_dim", shape.hidden},
+          {"num_attention_heads", shape.heads},
+          {"ffn_dim", 4 * shape.hidden},
           {"vocab_size", 50272},
           {"max_position_embeddings", kContext},
           {"tie_word_embeddings", true},
@@ -70,13 +75,16 @@ json Opt13b() {
 }  // namespace
 
 std::vector<std::string> BenchShapes() {
-  std::vector<std::string> names = {kOpt13b};
+  std::vector<std::string> names;
+  for (const OptShape& shape : kOpts) names.push_back(shape.name);
   for (const Shape& shape : kLlamas) names.push_back(shape.name);
   return names;
 }
 
 absl::StatusOr<std::string> BenchShapeConfig(absl::string_view shape) {
-  if (shape == kOpt13b) return Opt13b().dump(1);
+  for (const OptShape& known : kOpts) {
+    if (shape == known.name) return Opt(known).dump(1);
+  }
   for (const Shape& known : kLlamas) {
     if (shape == known.name) return Llama(known).dump(1);
   }

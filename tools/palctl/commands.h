@@ -120,6 +120,7 @@ int RunBenchEngine(BenchEngineOptions options, const Terminal& terminal);
 
 struct BenchRemapOptions {
   std::string config_file;  // remap_config.h
+  std::string traces;       // folder of the trace files; empty: that of the configuration
   std::string binaries;     // empty: where this program is
   std::string json_file;
   std::string plot_file;

@@ -167,6 +167,10 @@ void AddBenchRemap(CLI::App& bench, BenchRemapOptions& options) {
       "same traffic from traces, and reports latencies, throughput and where the memory was");
   remap->add_option("--config", options.config_file, "what to measure; see tools/bench/remap")
       ->type_name("FILE");
+  remap
+      ->add_option("--traces", options.traces,
+                   "folder of the trace files (default: that of the configuration)")
+      ->type_name("FOLDER");
   remap->add_option("--json", options.json_file, "write the results to this file")
       ->type_name("FILE");
   remap->add_option("--plot", options.plot_file, "draw them in this SVG file")->type_name("FILE");
