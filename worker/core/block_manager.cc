@@ -90,16 +90,43 @@ uint32_t BlockManager::LowestFree() {
                                std::countr_zero(free_bits_[first_free_word_]));
 }
 
+bool BlockManager::NullBlockMapped() const {
+  const auto range = geometry_.SlabsOf(kNullBlock);
+  return std::all_of(slabs_.begin(), slabs_.begin() + std::min<size_t>(range.end, slabs_.size()),
+                     [](const Slab& slab) { return slab.mapped; });
+}
+
+void BlockManager::Open(RegionIndex index) {
+  if (std::exchange(slabs_[index.value()].open, true)) return;
+  const auto range = geometry_.BlocksOf(index);
+  for (uint32_t id = range.begin; id < range.end; ++id) {
+    if (--blocks_[id].missing_slabs == 0) SetState(id, kFree);
+  }
+}
+
+void BlockManager::Close(RegionIndex index) {
+  if (!std::exchange(slabs_[index.value()].open, false)) return;
+  const auto range = geometry_.BlocksOf(index);
+  for (uint32_t id = range.begin; id < range.end; ++id) {
+    if (blocks_[id].missing_slabs++ > 0) continue;
+    if (blocks_[id].state == kCached) Forget(id);
+    SetState(id, blocks_[id].state == kLive ? kDisplaced : kUnusable);
+  }
+}
+
 void BlockManager::OnSlabsMapped(absl::Span<const RegionIndex> slabs) {
+  const bool usable = NullBlockMapped();
   for (RegionIndex index : slabs) {
-    Slab& slab = slabs_.at(index.value());
-    PALIMPSEST_CHECK(!slab.mapped);
-    slab.mapped = true;
+    PALIMPSEST_CHECK(!std::exchange(slabs_.at(index.value()).mapped, true));
     ++mapped_slabs_;
-    const auto range = geometry_.BlocksOf(index);
-    for (uint32_t id = range.begin; id < range.end; ++id) {
-      if (--blocks_[id].missing_slabs == 0) SetState(id, kFree);
-    }
+  }
+  if (!NullBlockMapped()) return;
+  if (usable) {
+    for (RegionIndex index : slabs) Open(index);
+    return;
+  }
+  for (uint32_t i = 0; i < slabs_.size(); ++i) {
+    if (slabs_[i].mapped) Open(RegionIndex(i));
   }
 }
 
@@ -207,12 +234,13 @@ std::vector<RegionIndex> BlockManager::CheapestSlabs(int32_t count) const {
     if (slabs_[i].mapped) order.push_back(i);
   }
   const size_t chosen = std::min<size_t>(std::max(count, 0), order.size());
+  const uint32_t first = geometry_.SlabsOf(kNullBlock).end;
   // Among equals the highest: holes at the end of the region cut the fewest straddling blocks.
-  std::partial_sort(order.begin(), order.begin() + chosen, order.end(),
-                    [&](uint32_t a, uint32_t b) {
-                      return std::tuple(slabs_[a].live_blocks, slabs_[a].cached_blocks, b) <
-                             std::tuple(slabs_[b].live_blocks, slabs_[b].cached_blocks, a);
-                    });
+  std::partial_sort(
+      order.begin(), order.begin() + chosen, order.end(), [&](uint32_t a, uint32_t b) {
+        return std::tuple(a < first, slabs_[a].live_blocks, slabs_[a].cached_blocks, b) <
+               std::tuple(b < first, slabs_[b].live_blocks, slabs_[b].cached_blocks, a);
+      });
   std::vector<RegionIndex> result;
   for (size_t i = 0; i < chosen; ++i) result.push_back(RegionIndex(order[i]));
   return result;
@@ -229,16 +257,12 @@ std::vector<RegionIndex> BlockManager::SlabsBehindHoles() const {
 void BlockManager::BeginGive(absl::Span<const RegionIndex> slabs) {
   PALIMPSEST_CHECK(displaced_blocks() == 0);
   for (RegionIndex index : slabs) {
-    PALIMPSEST_CHECK(slabs_.at(index.value()).mapped);
-    slabs_[index.value()].mapped = false;
+    PALIMPSEST_CHECK(std::exchange(slabs_.at(index.value()).mapped, false));
     --mapped_slabs_;
-    const auto range = geometry_.BlocksOf(index);
-    for (uint32_t id = range.begin; id < range.end; ++id) {
-      if (blocks_[id].missing_slabs++ > 0) continue;
-      if (blocks_[id].state == kCached) Forget(id);
-      SetState(id, blocks_[id].state == kLive ? kDisplaced : kUnusable);
-    }
+    Close(index);
   }
+  if (NullBlockMapped()) return;
+  for (uint32_t i = 0; i < slabs_.size(); ++i) Close(RegionIndex(i));
 }
 
 std::vector<BlockMove> BlockManager::FinishGive() {
@@ -276,7 +300,7 @@ void BlockManager::CheckInvariants() const {
     int32_t missing = 0;
     const auto range = geometry_.SlabsOf(BlockId(id));
     for (uint32_t slab = range.begin; slab < range.end; ++slab) {
-      missing += !slabs_[slab].mapped;
+      missing += !slabs_[slab].open;
       slabs[slab].live_blocks += block.state == kLive || block.state == kDisplaced;
       slabs[slab].cached_blocks += block.state == kCached;
     }
@@ -292,8 +316,10 @@ void BlockManager::CheckInvariants() const {
   }
   PALIMPSEST_CHECK(std::equal(counts, counts + kStates, counts_));
   int32_t mapped = 0;
+  const bool null_block_mapped = NullBlockMapped();
   for (size_t i = 0; i < slabs.size(); ++i) {
     mapped += slabs_[i].mapped;
+    PALIMPSEST_CHECK(slabs_[i].open == (slabs_[i].mapped && null_block_mapped));
     PALIMPSEST_CHECK(slabs[i].live_blocks == slabs_[i].live_blocks);
     PALIMPSEST_CHECK(slabs[i].cached_blocks == slabs_[i].cached_blocks);
   }

@@ -1,6 +1,10 @@
 // Hands out the KV blocks of one worker: which are usable (all their slabs are mapped), which are
 // in use, which are kept because another request may start with the same tokens.
 //
+// Kernels that read blocks may touch the null block for what lies beside a sequence's tokens,
+// though nothing depends on what is there. So no block is usable while a slab of the null block is
+// missing, and these slabs are given away last.
+//
 // A block is
 //   UNUSABLE   a slab that it touches is not mapped;
 //   FREE       usable, content worthless;
@@ -95,13 +99,15 @@ class BlockManager {
                     absl::Span<const TokenId> tokens, BlockId block);
   void Unpin(PrefixCache::Node* node);
 
-  // Up to `count` mapped slabs, those with the fewest referenced blocks first.
+  // Up to `count` mapped slabs, those with the fewest referenced blocks first; the null block's
+  // last.
   std::vector<RegionIndex> CheapestSlabs(int32_t count) const;
   // The mapped slabs that would not be needed for as many slabs in a region without holes.
   std::vector<RegionIndex> SlabsBehindHoles() const;
 
   // Takes mapped slabs out of use and drops what they cache. Until FinishGive only Release and
-  // Unpin may be called; they must bring displaced_blocks() down to available_blocks().
+  // Unpin may be called; they must bring displaced_blocks() down to available_blocks(), which is 0
+  // if a slab of the null block goes.
   void BeginGive(absl::Span<const RegionIndex> slabs);
   // Moves the displaced blocks; references follow them. The caller replaces `from` by `to` in every
   // block table and copies the content.
@@ -139,12 +145,16 @@ class BlockManager {
 
   struct Slab {
     bool mapped = false;
+    bool open = false;        // mapped, as is the null block: its blocks may be used
     int32_t live_blocks = 0;  // displaced ones included
     int32_t cached_blocks = 0;
   };
 
   // The one place where a block changes state: counts, lists and slabs follow.
   void SetState(uint32_t id, State state);
+  void Open(RegionIndex index);
+  void Close(RegionIndex index);
+  bool NullBlockMapped() const;
   void CountInSlabs(uint32_t id, State state, int32_t change);
   void LinkNewest(uint32_t id);
   void Unlink(uint32_t id);

@@ -217,14 +217,69 @@ TEST(BlockManager, GivesEmptySlabsBeforeUsedOnesAndHighBeforeLow) {
   manager.CheckInvariants();
 }
 
+TEST(BlockManager, SlabsOfTheNullBlockGoLastHoweverCheapTheyAre) {
+  BlockManager manager(TestGeometry(4));
+  manager.OnSlabsMapped(Slabs({0, 1, 2, 3}));  // blocks 1 to 9
+  std::vector<BlockId> held;
+  while (const auto block = manager.Allocate()) held.push_back(*block);
+  manager.Release(BlockId(1));
+  manager.Release(BlockId(2));
+  EXPECT_EQ(manager.CountSlabs().free, 1);
+  EXPECT_EQ(manager.CheapestSlabs(4).back(), RegionIndex(0));
+  manager.BeginGive(manager.CheapestSlabs(3));
+  for (size_t i = 2; i < held.size(); ++i) {
+    if (manager.displaced_blocks() > manager.available_blocks()) manager.Release(held[i]);
+  }
+  manager.FinishGive();
+  EXPECT_EQ(manager.mapped_slabs(), 1);
+  EXPECT_TRUE(manager.usable(BlockId(1)));
+  manager.CheckInvariants();
+
+  KvGeometry large = TestGeometry(4);
+  large.block_bytes = Bytes(10);  // the null block has two slabs
+  BlockManager other(large);
+  other.OnSlabsMapped(Slabs({0, 1, 2, 3}));
+  EXPECT_EQ(other.CheapestSlabs(4), Slabs({3, 2, 1, 0}));
+  other.BeginGive(other.CheapestSlabs(3));
+  other.FinishGive();
+  EXPECT_EQ(other.usable_blocks(), 0);
+  other.CheckInvariants();
+  other.OnSlabsMapped(Slabs({1, 2}));
+  EXPECT_EQ(other.usable_blocks(), 1);
+  other.CheckInvariants();
+}
+
+TEST(BlockManager, NothingIsUsableWithoutTheNullBlock) {
+  BlockManager manager(TestGeometry());
+  manager.OnSlabsMapped(Slabs({1, 2}));
+  EXPECT_EQ(manager.usable_blocks(), 0);
+  EXPECT_EQ(manager.Allocate(), std::nullopt);
+  EXPECT_EQ(manager.SlabsBehindHoles(), Slabs({2}));
+  manager.CheckInvariants();
+  manager.OnSlabsMapped(Slabs({0}));
+  EXPECT_EQ(manager.usable_blocks(), 7);
+  manager.CheckInvariants();
+  Chain chain({1, 2, 3, 4});
+  chain.Compute(manager);
+  manager.BeginGive(Slabs({0}));
+  EXPECT_EQ(manager.displaced_blocks(), 2);
+  EXPECT_EQ(manager.available_blocks(), 0);
+  chain.Release(manager);
+  EXPECT_THAT(manager.FinishGive(), IsEmpty());
+  EXPECT_EQ(manager.mapped_slabs(), 2);
+  manager.CheckInvariants();
+}
+
 TEST(BlockManager, MovesBlocksInUseWithTheirReferencesAndKeys) {
   BlockManager manager(TestGeometry(3));
-  manager.OnSlabsMapped(Slabs({2}));  // blocks 6 and 7
+  manager.OnSlabsMapped(Slabs({0, 2}));  // blocks 1, 6 and 7
+  ASSERT_EQ(manager.Allocate(), BlockId(1));
   Chain chain({1, 2, 3, 4});
   chain.Compute(manager);
   ASSERT_THAT(chain.blocks, ElementsAre(BlockId(6), BlockId(7)));
   manager.AddReference(BlockId(6));
-  manager.OnSlabsMapped(Slabs({0, 1}));
+  manager.Release(BlockId(1));
+  manager.OnSlabsMapped(Slabs({1}));
   manager.BeginGive(Slabs({2}));
   EXPECT_EQ(manager.displaced_blocks(), 2);
   const auto moves = manager.FinishGive();
@@ -240,7 +295,8 @@ TEST(BlockManager, MovesBlocksInUseWithTheirReferencesAndKeys) {
 
 TEST(BlockManager, DisplacedBlocksThatAreReleasedAreForgotten) {
   BlockManager manager(TestGeometry(3));
-  manager.OnSlabsMapped(Slabs({2}));
+  manager.OnSlabsMapped(Slabs({0, 2}));
+  ASSERT_EQ(manager.Allocate(), BlockId(1));
   Chain chain({1, 2, 3, 4});
   chain.Compute(manager);
   manager.BeginGive(Slabs({2}));
@@ -248,7 +304,7 @@ TEST(BlockManager, DisplacedBlocksThatAreReleasedAreForgotten) {
   chain.Release(manager);
   EXPECT_THAT(manager.FinishGive(), IsEmpty());
   EXPECT_THAT(Chain({1, 2, 3, 4}).Find(manager).blocks, IsEmpty());
-  EXPECT_EQ(manager.usable_blocks(), 0);
+  EXPECT_EQ(manager.usable_blocks(), 1);
   manager.CheckInvariants();
 }
 
