@@ -1,9 +1,10 @@
 // Hands out the KV blocks of one worker: which are usable (all their slabs are mapped), which are
 // in use, which are kept because another request may start with the same tokens.
 //
-// Kernels that read blocks may touch the null block for what lies beside a sequence's tokens,
-// though nothing depends on what is there. So no block is usable while a slab of the null block is
-// missing, and these slabs are given away last.
+// No block is usable while a slab of the null block is missing, and these slabs are given away
+// last. Kernels may address the null block for what lies beside a sequence's tokens: nothing
+// depends on what is there, but a GPU takes it as an illegal access if nothing is
+// (fused_decode_kernel.cuh).
 //
 // A block is
 //   UNUSABLE   a slab that it touches is not mapped;

@@ -27,7 +27,7 @@ namespace palimpsest::cuda {
 struct KvCacheShape {
   void* kv = nullptr;
   int64_t block_bytes = 0;
-  int32_t blocks = 0;  // ids below this may be read
+  int32_t blocks = 0;  // ids below this may be read; block 0 must be mapped, whatever is read
   int32_t layers = 0;
   int32_t heads = 0;
   int32_t kv_heads = 0;

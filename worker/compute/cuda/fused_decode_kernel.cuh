@@ -10,8 +10,10 @@
 // the KV head as its 8 columns, outputs V^T p^T with dimensions as rows.
 //
 // A sequence's last block is copied so that its newest token is row 15; the rows before the
-// block's first token lie outside the tensor, come as zeros and are not read from memory. Keys and
-// values of the newest token are put into that row from registers.
+// block's first token lie outside the tensor and come as zeros. They are not read from memory, but
+// Hopper's copy engine translates the tensor's own address for them: if block 0 is not mapped, the
+// copy is an illegal access. Keys and values of the newest token are put into row 15 from
+// registers.
 #ifndef PALIMPSEST_WORKER_COMPUTE_CUDA_FUSED_DECODE_KERNEL_CUH_
 #define PALIMPSEST_WORKER_COMPUTE_CUDA_FUSED_DECODE_KERNEL_CUH_
 
