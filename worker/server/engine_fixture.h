@@ -69,7 +69,10 @@ class EngineTest : public ::testing::TestWithParam<int> {
       : options_(options),
         memory_(options.scheduler.geometry.slab_bytes, options.scheduler.geometry.region_slabs),
         model_(ModelConfig(), memory_.kv()),
-        runner_(&model_, &memory_.gate(), {.depth = GetParam(), .seed = 5}),
+        runner_(&model_, &memory_.gate(),
+                {.depth = GetParam(),
+                 .seed = 5,
+                 .before_execution = [this](const StepPlan&) { clock_.Advance(step_takes_); }}),
         copier_({nullptr, memory_.kv(), options.scheduler.geometry.block_bytes}),
         metrics_(MetricProcess::kWorker),
         engine_metrics_(metrics_) {
@@ -128,6 +131,7 @@ class EngineTest : public ::testing::TestWithParam<int> {
   }
 
   const EngineOptions options_;
+  absl::Duration step_takes_;
   FakeMemoryClient memory_;
   FakeModel model_;
   FakeRunner runner_;

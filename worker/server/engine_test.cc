@@ -437,6 +437,20 @@ TEST_P(EngineTest, ReportsHowLongStepsTake) {
   RunToEnd(*stream);
 }
 
+TEST_P(EngineTest, ReportsWhatASlabOfCachedBlocksSaves) {
+  step_takes_ = absl::Milliseconds(2);
+  const auto request = Request({1, 2, 3, 4, 5, 6, 7, 8, 9}, 4);
+  RunToEnd(*Submit(request));
+  RunUntilIdle();
+  EXPECT_EQ(memory_.load().cached_slab_seconds, 0);
+  RunToEnd(*Submit(request));
+  RunUntilIdle();
+  // Of 18 tokens of prompts 8 came from the cache; a slab has 12.8. No token took longer than a
+  // step.
+  EXPECT_GT(memory_.load().cached_slab_seconds, 0);
+  EXPECT_LE(memory_.load().cached_slab_seconds, 12.8 * 0.002 * 8 / 18);
+}
+
 TEST_P(EngineTest, StopEndsEveryStream) {
   memory_.GrantKv(40);
   const auto running = Submit(Request({1, 2, 3}, 50));
