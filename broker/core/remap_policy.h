@@ -6,8 +6,9 @@
 // (embedding, head, sampling) behind the last one; steps follow each other without a pause. Layers
 // rotate as EvenRotation (common/rotation.h) says; each has its slot. The copy of a layer begins
 // when the former user of its slot has run and the copies before it are through the link, and must
-// end before the layer runs. Copies that wait for the link go in the order in which slots fall free
-// or in the order of use: what is promised here holds in both.
+// end before the layer runs. Whether copies that wait for the link go in the order in which slots
+// fall free, in the order of use, or by use among those whose slots are free: what is promised here
+// holds.
 //
 // The conditions, with T the time of one copy, c that of one layer's compute, L layers, `a` freed:
 //   one slot:  T (a + 1) <= c (L - (a + 1)), the compute of the other layers;

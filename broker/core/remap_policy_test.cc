@@ -202,14 +202,15 @@ double Stalls(const RotationCost& cost, int32_t freed, int32_t slots, double cop
       .outside_seconds = cost.step_seconds * cost.outside_share,
       .copy_seconds = copy_seconds};
   const Rotation rotation = EvenRotation(0, cost.layers, freed, slots);
-  return std::max(StalledSeconds(model, rotation, CopyOrder::kBySlotFree, kSteps),
-                  StalledSeconds(model, rotation, CopyOrder::kByUse, kSteps));
+  return std::max({StalledSeconds(model, rotation, CopyOrder::kBySlotFree, kSteps),
+                   StalledSeconds(model, rotation, CopyOrder::kByUse, kSteps),
+                   StalledSeconds(model, rotation, CopyOrder::kFreeByUse, kSteps)});
 }
 
 TEST(RemapPolicyProperty, NoChoiceStallsNorExceedsTheCap) {
   RandomCosts costs;
   int32_t rotating = 0;
-  for (int32_t i = 0; i < 3000; ++i) {
+  for (int32_t i = 0; i < 1200; ++i) {
     const RotationCost cost = costs.Next();
     const auto preference = static_cast<SlotPreference>(costs.Int(0, 2));
     const RotationChoice choice = costs.Int(0, 1) == 0
@@ -224,12 +225,12 @@ TEST(RemapPolicyProperty, NoChoiceStallsNorExceedsTheCap) {
               1e-9 * cost.step_seconds)
         << cost.layers << " layers, " << choice.freed << " freed in " << choice.slots << " slots";
   }
-  EXPECT_GT(rotating, 1000);
+  EXPECT_GT(rotating, 400);
 }
 
 TEST(RemapPolicyProperty, TheLongestCopyIsExact) {
   RandomCosts costs;
-  for (int32_t i = 0; i < 2000; ++i) {
+  for (int32_t i = 0; i < 800; ++i) {
     RotationCost cost = costs.Next();
     cost.outside_share = 0;
     const int32_t slots = costs.Int(1, 2);

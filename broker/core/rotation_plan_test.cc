@@ -296,7 +296,8 @@ TEST(PlanRotationsProperty, NoPlanStarvesATenantNorExceedsACap) {
       ASSERT_LT(tenant.freed + tenant.slots, tenant.whole_link.layers);
       const double share = ShareNeeded(tenant.whole_link, tenant.freed, tenant.slots);
       used[tenant.link] += share;
-      for (const CopyOrder order : {CopyOrder::kBySlotFree, CopyOrder::kByUse}) {
+      for (const CopyOrder order :
+           {CopyOrder::kBySlotFree, CopyOrder::kByUse, CopyOrder::kFreeByUse}) {
         ASSERT_LE(Stalls(tenant, share, order), 1e-9 * tenant.whole_link.step_seconds);
       }
     }

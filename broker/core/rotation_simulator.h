@@ -18,8 +18,9 @@ struct SimulatedModel {
   double copy_seconds = 0;
 };
 
-// How copies that wait for the link are ordered.
-enum class CopyOrder : uint8_t { kBySlotFree, kByUse };
+// Which copy goes through the link next: that of the slot that fell free first; that of the next
+// use, even if its slot must be waited for; or of those whose slots are free the next to be used.
+enum class CopyOrder : uint8_t { kBySlotFree, kByUse, kFreeByUse };
 
 // Seconds that `steps` steps wait in all. At first the slots hold their first users.
 inline double StalledSeconds(const SimulatedModel& model, const Rotation& rotation, CopyOrder order,
@@ -41,6 +42,22 @@ inline double StalledSeconds(const SimulatedModel& model, const Rotation& rotati
   double link_free = 0;
   double stalled = 0;
   int64_t use = 0;
+  std::vector<int64_t> free;  // uses whose slots are free, not copied yet
+  const auto copy_free_until = [&](int64_t needed) {
+    while (std::find(free.begin(), free.end(), needed) != free.end()) {
+      double begin = ended[former[free.front()]];
+      for (const int64_t waiting : free) begin = std::min(begin, ended[former[waiting]]);
+      begin = std::max(begin, link_free);
+      auto chosen = free.end();
+      for (auto waiting = free.begin(); waiting != free.end(); ++waiting) {
+        const bool ready = ended[former[*waiting]] <= begin;
+        if (ready && (chosen == free.end() || *waiting < *chosen)) chosen = waiting;
+      }
+      link_free = begin + model.copy_seconds;
+      arrived[*chosen] = link_free;
+      free.erase(chosen);
+    }
+  };
   for (int32_t step = 0; step < steps; ++step) {
     for (int32_t layer = 0; layer < model.layers; ++layer) {
       if (!std::binary_search(rotation.stages.begin(), rotation.stages.end(), layer)) {
@@ -51,6 +68,7 @@ inline double StalledSeconds(const SimulatedModel& model, const Rotation& rotati
         link_free = std::max(link_free, ended[former[use]]) + model.copy_seconds;
         arrived[use] = link_free;
       }
+      if (order == CopyOrder::kFreeByUse) copy_free_until(use);
       stalled += std::max(arrived[use] - clock, 0.0);
       clock = std::max(clock, arrived[use]) + model.layer_seconds;
       ended[use] = clock;
@@ -58,6 +76,7 @@ inline double StalledSeconds(const SimulatedModel& model, const Rotation& rotati
         link_free = std::max(link_free, clock) + model.copy_seconds;
         arrived[next[use]] = link_free;
       }
+      if (next[use] >= 0) free.push_back(next[use]);
       ++use;
     }
     clock += model.outside_seconds;
