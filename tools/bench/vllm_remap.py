@@ -234,7 +234,7 @@ def main():
     parser.add_argument("out", type=pathlib.Path, help="file for the JSON")
     parser.add_argument("--runs", nargs="*", help="only these (default: all)")
     parser.add_argument("--rates", type=float, nargs="*", help="only these (default: all)")
-    parser.add_argument("--max-batch", type=int, default=256)
+    parser.add_argument("--max-batch", type=int, default=128)
     parser.add_argument("--max-step-tokens", type=int, default=2048)
     options = parser.parse_args()
     multiprocessing.set_start_method("spawn")

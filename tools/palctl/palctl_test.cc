@@ -400,6 +400,17 @@ TEST_F(Palctl, DrainTellsWhetherTheWorkersAreEmpty) {
   EXPECT_THAT(err_, HasSubstr("3 requests still run"));
 }
 
+TEST_F(Palctl, BenchRemapSaysWhatIsMissing) {
+  EXPECT_EQ(Run({"bench", "remap"}), kUsage);
+  EXPECT_THAT(err_, HasSubstr("--config or --from"));
+  EXPECT_EQ(Run({"bench", "remap", "--config", "/nowhere.yaml"}), kFailed);
+  EXPECT_THAT(err_, HasSubstr("/nowhere.yaml"));
+  const std::string other = ::testing::TempDir() + "/other.json";
+  ASSERT_TRUE(WriteFileAtomically(other, "{\"points\": 1}").ok());
+  EXPECT_EQ(Run({"bench", "remap", "--from", other}), kUsage);
+  EXPECT_THAT(err_, HasSubstr("expected a result of palctl bench remap"));
+}
+
 TEST_F(Palctl, BenchControlMeasuresRoundTrips) {
   ASSERT_EQ(Run({"bench", "control", "--calls", "100", "--json"}), kDone) << err_;
   const json result = json::parse(out_);

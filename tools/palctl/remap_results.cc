@@ -296,8 +296,13 @@ std::string PointTable(const Json& points) {
   TextTable table({"RUN", "SYSTEM", ">TENANTS", ">PROMPT", ">RATE", ">TTFT P50", ">P90", ">P99",
                    ">TBT P50", ">P99", ">TOKENS/S", ">GOODPUT", ">PREEMPTED", ">UNFINISHED",
                    ">FAILED"});
-  const auto seconds = [](double value) { return absl::StrFormat("%.3f", value); };
-  const auto percent = [](double value) { return absl::StrFormat("%.1f%%", 100 * value); };
+  // A peer does not tell everything.
+  const auto seconds = [](double value) {
+    return std::isnan(value) ? "" : absl::StrFormat("%.3f", value);
+  };
+  const auto percent = [](double value) {
+    return std::isnan(value) ? "" : absl::StrFormat("%.1f%%", 100 * value);
+  };
   for (const Json& point : points) {
     table.AddRow({TextAt(point, "run"), TextAt(point, "system"),
                   absl::StrFormat("%g", At(point, {"tenants"})),

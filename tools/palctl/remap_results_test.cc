@@ -9,6 +9,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 RemapBenchConfig Config() {
   RemapBenchConfig config;
@@ -119,7 +120,10 @@ TEST(ResultText, HasOnePointALineAndReadsBack) {
 }
 
 TEST(PointTable, SurvivesPointsOfOthers) {
-  EXPECT_THAT(PointTable({{{"system", "vllm"}, {"rate", 2}}}), HasSubstr("vllm"));
+  const std::string table =
+      PointTable({{{"system", "vllm"}, {"rate", 2}, {"preempted_share", nullptr}}});
+  EXPECT_THAT(table, HasSubstr("vllm"));
+  EXPECT_THAT(table, Not(HasSubstr("nan%")));
 }
 
 }  // namespace

@@ -135,13 +135,14 @@ std::string TenantNode::BrokerConfig(const TenantNodeSettings& settings,
                                 ? absl::Substitute("workspace: $0, context: $1",
                                                    Size(options_.workspace), Size(options_.context))
                                 : "";
-    const std::string share = Size(RoundDown(tenant.share - options_.context, options_.slab));
-    absl::StrAppend(
-        &text, "  - ",
-        InBraces({model, gpu,
-                  settings.fixed_shares ? absl::StrCat("floor: ", share, ", quota: ", share) : "",
-                  i < settings.tenants.size() ? settings.tenants[i] : ""}),
-        "\n");
+    // A quota is with the context, a floor is slabs alone.
+    const Bytes slabs = RoundDown(tenant.share - options_.context, options_.slab);
+    const std::string shares =
+        absl::StrCat("floor: ", Size(slabs), ", quota: ", Size(slabs + options_.context));
+    absl::StrAppend(&text, "  - ",
+                    InBraces({model, gpu, settings.fixed_shares ? shares : "",
+                              i < settings.tenants.size() ? settings.tenants[i] : ""}),
+                    "\n");
   }
   return text;
 }
