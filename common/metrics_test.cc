@@ -49,7 +49,7 @@ TEST(Metrics, HandlesOfTheSameLabelsAreOneMetric) {
 
 TEST(Metrics, RowsWithoutLabelsAreThereFromTheStartAndOthersProcessesAreNot) {
   const std::string text = Metrics(MetricProcess::kWorker).Text();
-  EXPECT_THAT(text, HasSubstr("palimpsest_worker_preemptions_total 0"));
+  EXPECT_THAT(text, HasSubstr("palimpsest_worker_swap_failures_total 0"));
   EXPECT_THAT(text, Not(HasSubstr("palimpsest_broker")));
   EXPECT_THAT(text, Not(HasSubstr("palimpsest_router")));
 }

@@ -55,6 +55,7 @@ namespace palimpsest {
   F(cuMemcpyHtoDAsync)                      \
   F(cuMemcpyDtoHAsync)                      \
   F(cuMemcpyDtoDAsync)                      \
+  F(cuMemcpy2DAsync)                        \
   F(cuMemsetD32Async)                       \
   F(cuStreamCreateWithPriority)             \
   F(cuStreamDestroy)                        \

@@ -141,6 +141,7 @@ json StatusJson(const NodeStatus& status) {
   const v1::GetStatusResponse& broker = status.broker;
   json result = {{"broker_generation", broker.broker_generation()},
                  {"backend", broker.backend()},
+                 {"memory_policy", broker.memory_policy()},
                  {"slab_bytes", broker.slab_bytes()},
                  {"pool_slabs", broker.pool_slabs()},
                  {"free_slabs", broker.free_slabs()},
@@ -169,7 +170,8 @@ std::string StatusTable(const NodeStatus& status) {
   std::string text =
       absl::StrCat("broker: generation ", broker.broker_generation(), ", ", broker.backend(),
                    " back-end, pool ", broker.pool_slabs(), " slabs of ", slab.ToString(), " (",
-                   (slab * static_cast<int64_t>(broker.pool_slabs())).ToString(), ")\n",
+                   (slab * static_cast<int64_t>(broker.pool_slabs())).ToString(),
+                   "), memory policy ", broker.memory_policy(), "\n",
                    "slabs: ", broker.free_slabs(), " free, ", broker.granted_slabs(), " granted, ",
                    broker.revoking_slabs(), " revoking, ", broker.cleaning_slabs(), " cleaning, ",
                    broker.quarantined_slabs(), " quarantined\n\n", TenantsTable(broker));

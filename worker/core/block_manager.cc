@@ -254,6 +254,20 @@ std::vector<RegionIndex> BlockManager::SlabsBehindHoles() const {
   return result;
 }
 
+int32_t BlockManager::UsableWithout(absl::Span<const RegionIndex> slabs) const {
+  std::vector<bool> cut(blocks_.size(), false);
+  int32_t usable = usable_blocks();
+  for (RegionIndex index : slabs) {
+    if (index.value() < geometry_.SlabsOf(kNullBlock).end) return 0;
+    const auto range = geometry_.BlocksOf(index);
+    for (uint32_t id = range.begin; id < range.end; ++id) {
+      if (!cut[id] && blocks_[id].missing_slabs == 0) --usable;
+      cut[id] = true;
+    }
+  }
+  return usable;
+}
+
 void BlockManager::BeginGive(absl::Span<const RegionIndex> slabs) {
   PALIMPSEST_CHECK(displaced_blocks() == 0);
   for (RegionIndex index : slabs) {

@@ -106,6 +106,9 @@ class BlockManager {
   // The mapped slabs that would not be needed for as many slabs in a region without holes.
   std::vector<RegionIndex> SlabsBehindHoles() const;
 
+  // Blocks that stay usable without these slabs.
+  int32_t UsableWithout(absl::Span<const RegionIndex> slabs) const;
+
   // Takes mapped slabs out of use and drops what they cache. Until FinishGive only Release and
   // Unpin may be called; they must bring displaced_blocks() down to available_blocks(), which is 0
   // if a slab of the null block goes.

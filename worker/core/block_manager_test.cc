@@ -377,7 +377,9 @@ TEST(BlockManager, RandomActionsKeepAllInvariants) {
         case 4: {
           const auto given =
               random() % 4 ? manager.CheapestSlabs(random() % 5) : manager.SlabsBehindHoles();
+          const int32_t left = manager.UsableWithout(given);
           manager.BeginGive(given);
+          ASSERT_EQ(manager.usable_blocks(), left);
           while (manager.displaced_blocks() > manager.available_blocks()) {
             ASSERT_FALSE(chains.empty());
             chains.back().Release(manager);

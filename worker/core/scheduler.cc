@@ -22,7 +22,8 @@ Scheduler::Scheduler(const SchedulerConfig& config, const TokenBytes* token_byte
       key_(key),
       blocks_(config.geometry),
       capacity_blocks_(config.capacity_blocks()),
-      longest_sequence_(config.LongestSequence()) {}
+      longest_sequence_(config.LongestSequence()),
+      swap_space_(config.swap_blocks) {}
 
 absl::StatusOr<SequenceId> Scheduler::Add(SequenceRequest request) {
   if (absl::Status status = CheckRequest(request); !status.ok()) return status;
@@ -74,12 +75,15 @@ bool Scheduler::Drop(SequenceId id) {
 const StepPlan& Scheduler::Schedule() {
   PALIMPSEST_CHECK(in_flight_ < config_.pipeline_depth);
   plan_.chunks.clear();
+  plan_.arriving = false;
   steps_[in_flight_].clear();
   int32_t budget = config_.max_step_tokens;
   bool stalled = false;
+  if (swapping()) PreemptAhead();
   ScheduleRunning(budget, stalled);
   while (!stalled && budget > 0 && AdmitNext(budget)) {
   }
+  StartLeaving();
   if (!plan_.chunks.empty()) ++in_flight_;
   return plan_;
 }
@@ -87,18 +91,22 @@ const StepPlan& Scheduler::Schedule() {
 // Plans the running sequences. `stalled` is set if one of them lacked blocks or was preempted,
 // which means that nobody should be admitted.
 void Scheduler::ScheduleRunning(int32_t& budget, bool& stalled) {
-  const auto decodes = std::count_if(running_.begin(), running_.end(),
-                                     [](const Sequence* s) { return s->remaining() == 1; });
+  const auto decodes = std::count_if(running_.begin(), running_.end(), [this](const Sequence* s) {
+    return Ready(*s) && s->remaining() == 1;
+  });
   int32_t prompt_budget = budget - static_cast<int32_t>(decodes);
   const size_t before = running_.size();
   for (size_t i = 0; i < running_.size(); ++i) {
     Sequence& sequence = *running_[i];
+    if (!Ready(sequence)) continue;
     const int32_t remaining = sequence.remaining();
     const int32_t asked = remaining == 1 ? 1 : std::min(remaining, prompt_budget);
     if (asked == 0) continue;
     const int32_t blocks = config_.geometry.BlocksFor(sequence.submitted + asked) -
                            static_cast<int32_t>(sequence.blocks.size());
-    while (blocks_.available_blocks() < blocks && running_.size() > i + 1) PreemptYoungest();
+    while (blocks_.available_blocks() + LeavingBlocks() < blocks && running_.size() > i + 1) {
+      PreemptYoungest();
+    }
     const int32_t tokens = Fit(sequence, asked);
     if (tokens < asked) stalled = true;
     if (tokens == 0) continue;
@@ -130,6 +138,7 @@ void Scheduler::Plan(Sequence& sequence, int32_t tokens) {
     chunk.sampling = &sequence.sampling;
     ++sequence.pending;
   }
+  plan_.arriving |= sequence.swap == Sequence::Swap::kArriving;
   sequence.last_chunk = static_cast<int32_t>(plan_.chunks.size());
   ++sequence.steps_in_flight;
   plan_.chunks.push_back(chunk);
@@ -145,28 +154,39 @@ bool Scheduler::AdmitNext(int32_t& budget) {
   if (waiting_.empty() || running() >= config_.max_batch_sequences) return false;
   Sequence& sequence = *waiting_.front();
   // Preempted while in flight: what it has to compute is not known yet.
-  if (sequence.pending > 0 || RefusedLately(sequence)) return false;
+  if (sequence.pending > 0 || sequence.swap == Sequence::Swap::kLeaving) return false;
+  if (RefusedLately(sequence)) return false;
   // At least the last token is computed, for its logits.
   const int32_t reusable = (sequence.size() - 1) / config_.geometry.block_tokens;
   ExtendKeys(sequence, reusable);
-  const BlockManager::Match match = blocks_.FindPrefix(
-      absl::MakeConstSpan(sequence.keys).first(reusable), sequence.tokens, config_.sliding_window);
+  const bool returns = sequence.swap == Sequence::Swap::kAway;
+  // With a window, what the cache has need not meet what host memory has.
+  BlockManager::Match match;
+  if (!returns || config_.sliding_window == 0) {
+    match = blocks_.FindPrefix(absl::MakeConstSpan(sequence.keys).first(reusable), sequence.tokens,
+                               config_.sliding_window);
+  }
   const auto shared = static_cast<int32_t>(std::count_if(
       match.blocks.begin(), match.blocks.end(), [](BlockId block) { return block != kNullBlock; }));
   const int32_t fresh = std::max(0, config_.PeakBlocks(sequence.size()) - shared);
-  // One block for each running sequence keeps the newcomer from being preempted at once.
-  const int32_t needed = fresh + match.cached_blocks;
+  // One block for each running sequence keeps the newcomer from being preempted at once, and two
+  // keep one from it that was.
+  const int32_t needed = fresh + match.cached_blocks + (returns ? running() : 0);
   if (needed + running() > blocks_.available_blocks()) {
     refusal_ = {sequence.id, needed, kAdmissionInterval};
     return false;
   }
-  blocks_.Acquire(match);
-  sequence.blocks = match.blocks;
-  sequence.chain = match.node;
-  sequence.published = static_cast<int32_t>(match.blocks.size());
-  sequence.left_window = sequence.published - shared;
-  sequence.computed = sequence.published * config_.geometry.block_tokens;
-  sequence.submitted = sequence.computed;
+  if (returns) {
+    Return(sequence, match);
+  } else {
+    blocks_.Acquire(match);
+    sequence.blocks = match.blocks;
+    sequence.chain = match.node;
+    sequence.published = static_cast<int32_t>(match.blocks.size());
+    sequence.left_window = sequence.published - shared;
+    sequence.computed = sequence.published * config_.geometry.block_tokens;
+    sequence.submitted = sequence.computed;
+  }
   waiting_.pop_front();
   running_.push_back(&sequence);
   sequence.running = true;
@@ -176,6 +196,7 @@ bool Scheduler::AdmitNext(int32_t& budget) {
     counters_.prompt_tokens += sequence.prompt_size;
     counters_.cached_tokens += sequence.computed;
   }
+  if (!Ready(sequence)) return true;
   const int32_t tokens = Fit(sequence, std::min(sequence.remaining(), budget));
   PALIMPSEST_CHECK(tokens > 0);
   budget -= tokens;
@@ -203,13 +224,15 @@ void Scheduler::Commit(StepResult result) {
     if (planned.samples) AppendToken(sequence, *std::move(result.sampled[i]));
   }
   --in_flight_;
+  ++ended_steps_;
   std::rotate(steps_.begin(), steps_.begin() + 1, steps_.end());
   Sweep();
+  StartLeaving();
 }
 
 void Scheduler::Abandon() {
   PALIMPSEST_CHECK(in_flight_ > 0);
-  for (; in_flight_ > 0; --in_flight_) {
+  for (; in_flight_ > 0; --in_flight_, ++ended_steps_) {
     for (const Planned& planned : steps_[in_flight_ - 1]) {
       Sequence& sequence = *planned.sequence;
       --sequence.steps_in_flight;
@@ -218,6 +241,7 @@ void Scheduler::Abandon() {
     }
   }
   Sweep();
+  StartLeaving();
 }
 
 void Scheduler::AppendToken(Sequence& sequence, SampledToken token) {
@@ -265,6 +289,7 @@ std::optional<int32_t> Scheduler::MatchStops(Sequence& sequence, TokenId token) 
 
 // Takes the sequence out of everything but `running_`; Sweep does the rest, for many at once.
 void Scheduler::Remove(Sequence& sequence) {
+  DropSlots(sequence);
   ReleaseBlocks(sequence);
   if (!sequence.running) waiting_.erase(std::find(waiting_.begin(), waiting_.end(), &sequence));
   sequence.removed = true;
@@ -310,6 +335,7 @@ void Scheduler::CheckInvariants() const {
   PALIMPSEST_CHECK(running_.size() + waiting_.size() == sequences_.size());
   CheckFlights();
   absl::flat_hash_map<BlockId, int32_t> references;
+  std::vector<const Sequence*> holders(running_.begin(), running_.end());
   SequenceId last;
   for (const Sequence* sequence : running_) {
     PALIMPSEST_CHECK(sequence->id > last);
@@ -321,19 +347,28 @@ void Scheduler::CheckInvariants() const {
     PALIMPSEST_CHECK(static_cast<int64_t>(sequence->blocks.size()) *
                          config_.geometry.block_tokens >=
                      sequence->submitted);
+    CheckSwaps(*sequence);
+  }
+  for (const Sequence* sequence : waiting_) {
+    PALIMPSEST_CHECK(sequence->id > last);
+    last = sequence->id;
+    PALIMPSEST_CHECK(!sequence->running && !sequence->removed);
+    CheckSwaps(*sequence);
+    if (sequence->swap == Sequence::Swap::kLeaving) {
+      holders.push_back(sequence);
+      continue;
+    }
+    PALIMPSEST_CHECK(sequence->blocks.empty() && sequence->chain == nullptr);
+    PALIMPSEST_CHECK(sequence->computed == 0 && sequence->submitted == 0);
+  }
+  for (const Sequence* sequence : holders) {
     for (size_t i = 0; i < sequence->blocks.size(); ++i) {
       const BlockId block = sequence->blocks[i];
       PALIMPSEST_CHECK((block == kNullBlock) == (static_cast<int32_t>(i) < sequence->left_window));
       if (block != kNullBlock) ++references[block];
     }
   }
-  for (const Sequence* sequence : waiting_) {
-    PALIMPSEST_CHECK(sequence->id > last);
-    last = sequence->id;
-    PALIMPSEST_CHECK(!sequence->running && !sequence->removed);
-    PALIMPSEST_CHECK(sequence->blocks.empty() && sequence->chain == nullptr);
-    PALIMPSEST_CHECK(sequence->computed == 0 && sequence->submitted == 0);
-  }
+  CheckTransfers(references);
   PALIMPSEST_CHECK(static_cast<int32_t>(references.size()) == blocks_.live_blocks());
   for (const auto& [block, count] : references) {
     PALIMPSEST_CHECK(blocks_.references(block) == count && blocks_.usable(block));

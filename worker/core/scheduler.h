@@ -17,6 +17,15 @@
 // that none is in flight. KV is published to the prefix cache by Commit, when it exists. A sequence
 // that is preempted while in flight keeps the token, not the KV.
 //
+// Swapping (config.swap_blocks): a preempted sequence keeps its blocks until a SwapCopier has
+// copied them to host memory, and has them copied back, unless the prefix cache still has them,
+// before it runs again; it then joins the steps that follow behind the copies. Sequences are
+// preempted a few steps before blocks run out, so that copies end in time, and come back when there
+// is twice the room that would do for a new one, so that they stay. One for which host memory has
+// no room is computed again. The caller starts what TakeTransfers gives, after each Schedule,
+// before it submits the plan, and after each Commit and Abandon; it reports each end with
+// OnTransferEnded.
+//
 // Legal order: each plan with chunks is in flight until its Commit, oldest first, or until Abandon,
 // which ends all of them. Not thread-safe. Does not block.
 #ifndef PALIMPSEST_WORKER_CORE_SCHEDULER_H_
@@ -39,6 +48,8 @@
 #include "worker/core/scheduler_config.h"
 #include "worker/core/sequence.h"
 #include "worker/core/step_plan.h"
+#include "worker/core/swap_copier.h"
+#include "worker/core/swap_space.h"
 #include "worker/core/token_bytes.h"
 
 namespace palimpsest {
@@ -49,6 +60,10 @@ struct SchedulerCounters {
   int64_t generated_tokens = 0;
   int64_t discarded_tokens = 0;  // sampled for sequences that had ended
   int64_t preemptions = 0;
+  int64_t swapped_preemptions = 0;  // of those, sequences whose KV was kept
+  int64_t blocks_swapped_out = 0;
+  int64_t blocks_swapped_in = 0;
+  int64_t failed_transfers = 0;
 };
 
 class Scheduler {
@@ -85,14 +100,19 @@ class Scheduler {
     int32_t preempted = 0;
   };
 
-  // Requires that no step is in flight. Frees `count` slabs (all, if fewer are mapped), those that
-  // cost least: moves blocks in use elsewhere, preempts the youngest sequences if there is no room.
+  // Requires that no step and no transfer is in flight. Frees `count` slabs (all, if fewer are
+  // mapped), those that cost least: moves blocks in use elsewhere, preempts the youngest sequences
+  // if there is no room.
   Give GiveSlabs(int32_t count);
 
-  // For when nothing can run; requires that no step is in flight. If the mapped slabs would hold
-  // what the next sequence needs, but for the blocks that the holes between them cut: gives the
-  // slabs behind the holes, to be asked for again (they are mapped at the lowest free places).
-  // Otherwise gives nothing.
+  // Requires that no step is in flight. Sends the sequences away that GiveSlabs(count) would have
+  // no room for, so that their KV is kept if the transfers end before that.
+  void MakeRoomToGive(int32_t count);
+
+  // For when nothing can run; requires that no step and no transfer is in flight. If the mapped
+  // slabs would hold what the next sequence needs, but for the blocks that the holes between them
+  // cut: gives the slabs behind the holes, to be asked for again (they are mapped at the lowest
+  // free places). Otherwise gives nothing.
   Give Compact();
 
   // The next step; without chunks if nothing can run, perhaps only until the next Commit. Requires
@@ -106,6 +126,17 @@ class Scheduler {
 
   int32_t in_flight() const { return in_flight_; }
 
+  // Transfers to be started now, in this order.
+  std::vector<SwapTransfer> TakeTransfers();
+  // A transfer that was taken has ended. If one failed that is awaited, no step may be in flight:
+  // those that were are to be abandoned first.
+  void OnTransferEnded(SwapId id, bool succeeded);
+  // Some are to be started or have not ended.
+  bool transferring() const { return !transfers_.empty(); }
+  // How many blocks are copied in the time of a step. KV that comes back joins a step at once if it
+  // is no more than that, and otherwise when all of it is there.
+  void SetSwapOverlap(int32_t blocks) { swap_overlap_ = blocks; }
+
   // What happened to sequences since the last call, in order.
   std::vector<SequenceOutput> TakeOutputs();
 
@@ -116,6 +147,7 @@ class Scheduler {
   int32_t running() const { return static_cast<int32_t>(running_.size()); }
   int32_t waiting() const { return static_cast<int32_t>(waiting_.size()); }
   const BlockManager& blocks() const { return blocks_; }
+  const SwapSpace& swap_space() const { return swap_space_; }
   const SchedulerCounters& counters() const { return counters_; }
   int32_t longest_sequence() const { return longest_sequence_; }
 
@@ -153,6 +185,37 @@ class Scheduler {
   void Sweep();
   void CheckFlights() const;
 
+  struct Transfer {
+    SwapTransfer copy;
+    SequenceId sequence;
+    int64_t after;  // steps that must have ended before it may begin
+    bool taken = false;
+  };
+
+  // scheduler_swap.cc: KV that leaves for host memory and returns.
+  bool swapping() const { return swap_space_.slots() > 0; }
+  // Whether the sequence is to keep its KV although it is preempted.
+  bool BeginLeaving(Sequence& sequence);
+  // Makes the transfers of those that no step in flight writes any more.
+  void StartLeaving();
+  // Blocks that come free when everything has left; more if others share them.
+  int32_t LeavingBlocks() const;
+  // Blocks of `match` and fresh ones that KV is copied to from host memory.
+  void Return(Sequence& sequence, const BlockManager::Match& match);
+  // Preempts before blocks run out.
+  void PreemptAhead();
+  int32_t BlocksAhead(const Sequence& sequence) const;
+  // Takes part in steps.
+  bool Ready(const Sequence& sequence) const;
+  void AddTransfer(SwapTransfer::Direction direction, Sequence& sequence,
+                   std::vector<SwapMove> moves, int64_t after);
+  Transfer* FindTransfer(SwapId id);
+  // Its KV is not kept in host memory any more.
+  void DropSlots(Sequence& sequence);
+  void CheckSwaps(const Sequence& sequence) const;
+  // Adds the blocks that transfers hold, and compares the slots that are held.
+  void CheckTransfers(absl::flat_hash_map<BlockId, int32_t>& references) const;
+
   // scheduler_memory.cc: blocks and slabs.
   int32_t Fit(Sequence& sequence, int32_t tokens);
   void ExtendKeys(Sequence& sequence, int32_t blocks);
@@ -160,6 +223,7 @@ class Scheduler {
   void ReleaseBeforeWindow(Sequence& sequence);
   void ReleaseBlocks(Sequence& sequence);
   void PreemptYoungest();
+  void PreemptNow();
   Give GiveThese(std::vector<RegionIndex> slabs);
   int64_t NeededBlocks() const;
   int32_t SlabsToHold(int32_t blocks) const;
@@ -180,7 +244,12 @@ class Scheduler {
   std::vector<std::unique_ptr<Sequence>> ended_;
   StepPlan plan_;  // the last one
   int32_t in_flight_ = 0;
+  int64_t ended_steps_ = 0;
   std::array<Step, kMaxPipelineDepth> steps_;  // the first in_flight_ of them, oldest first
+  SwapSpace swap_space_;
+  std::vector<Transfer> transfers_;
+  uint64_t next_transfer_ = 1;
+  int32_t swap_overlap_ = 0;
   std::vector<SequenceOutput> outputs_;
   SchedulerCounters counters_;
 };

@@ -38,6 +38,10 @@ absl::Status SchedulerConfig::Validate() const {
         "max_step_tokens (", max_step_tokens, ") must be at least max_batch_sequences (",
         max_batch_sequences, "): every running sequence decodes one token in every step"));
   }
+  if (swap_blocks < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("swap_blocks must not be negative; got ", swap_blocks));
+  }
   if (pipeline_depth < 1 || pipeline_depth > kMaxPipelineDepth) {
     return absl::InvalidArgumentError(absl::StrCat("pipeline_depth must be from 1 to ",
                                                    kMaxPipelineDepth, "; got ", pipeline_depth));

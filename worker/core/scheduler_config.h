@@ -30,6 +30,9 @@ struct SchedulerConfig {
   // Sequences that may wait beside a full batch.
   int32_t queue_capacity = 256;
 
+  // KV blocks of preempted sequences that host memory holds; 0: all are computed again.
+  int32_t swap_blocks = 0;
+
   // Steps that may be in flight; at most the runner's pipeline_depth().
   int32_t pipeline_depth = 1;
 

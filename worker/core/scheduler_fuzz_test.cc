@@ -1,6 +1,6 @@
-// Random requests, cancels, failed steps and slabs that come and go at every step, with one step in
-// flight or two: whatever happens, every sequence must say what it says alone with plenty of
-// memory.
+// Random requests, cancels, failed steps, slabs that come and go at every step and KV that goes to
+// host memory and comes back early, late or not at all, with one step in flight or two: whatever
+// happens, every sequence must say what it says alone with plenty of memory.
 #include <algorithm>
 #include <cstring>
 #include <map>
@@ -11,7 +11,9 @@
 
 #include "gtest/gtest.h"
 #include "worker/core/fake_model.h"
+#include "worker/core/fake_swap_copier.h"
 #include "worker/core/scheduler.h"
+#include "worker/core/swap_gate.h"
 
 namespace palimpsest {
 namespace {
@@ -37,6 +39,11 @@ BlockKey WeakKey(const BlockKey& parent, absl::Span<const TokenId> tokens) {
   return {0, sum % 13};
 }
 
+class OpenGate : public ParameterGate {
+ public:
+  absl::Status AwaitStage(int) override { return absl::OkStatus(); }
+};
+
 struct Expected {
   std::vector<TokenId> tokens;
   FinishReason reason = FinishReason::kLength;
@@ -58,7 +65,13 @@ class Simulation {
         kv_((config_.geometry.slab_bytes * config_.geometry.region_slabs).count()),
         mapped_(config_.geometry.region_slabs),
         model_(model_config_, kv_.data()),
-        runner_(&model_, nullptr,
+        swap_({.kv = kv_.data(),
+               .block_bytes = config_.geometry.block_bytes,
+               .slots = config_.swap_blocks,
+               .seed = seed,
+               .failing_percent = Chance(30) ? 20 : 0}),
+        gate_(&open_, &swap_, 1, 1),
+        runner_(&model_, &gate_,
                 {.depth = config_.pipeline_depth,
                  .seed = seed,
                  .before_execution = [this](const StepPlan& plan) { ExpectMapped(plan); }}),
@@ -76,6 +89,7 @@ class Simulation {
   int64_t preempted_in_flight() const { return preempted_in_flight_; }
   int64_t moves() const { return moves_; }
   int64_t finished() const { return finished_; }
+  int64_t joined_steps() const { return joined_steps_; }
 
  private:
   int Between(int low, int high) { return std::uniform_int_distribution<int>(low, high)(random_); }
@@ -99,6 +113,7 @@ class Simulation {
     config.max_step_tokens = config.max_batch_sequences + Between(0, 24);
     config.queue_capacity = Between(1, 30);
     config.pipeline_depth = Between(1, 2);
+    config.swap_blocks = Chance(60) ? Between(1, 60) : 0;
     EXPECT_TRUE(config.Validate().ok());
     return config;
   }
@@ -153,6 +168,8 @@ class Simulation {
     }
     if (Chance(90)) Submit();
     if (Chance(85)) Wait();
+    if (Chance(20)) scheduler_.SetSwapOverlap(Between(0, 20));
+    if (Chance(60)) EndTransfer();
     CollectOutputs();
     scheduler_.CheckInvariants();
   }
@@ -178,13 +195,46 @@ class Simulation {
     scheduler_.OnSlabsMapped(fresh);
   }
 
+  void StartTransfers() {
+    for (SwapTransfer& transfer : scheduler_.TakeTransfers()) swap_.Start(std::move(transfer));
+  }
+
+  void EndTransfer() {
+    swap_.EndOne();
+    Report(swap_.TakeEnded());
+  }
+
+  void Report(const std::vector<SwapEnded>& ended) {
+    for (const SwapEnded& one : ended) {
+      if (!one.status.ok() && one.awaited && scheduler_.in_flight() > 0) AbandonAll();
+      scheduler_.OnTransferEnded(one.id, one.status.ok());
+    }
+    StartTransfers();
+  }
+
+  void AbandonAll() {
+    for (int32_t i = 0; i < scheduler_.in_flight(); ++i) runner_.Wait().IgnoreError();
+    scheduler_.Abandon();
+  }
+
+  void EndTransfers() {
+    StartTransfers();
+    while (scheduler_.transferring()) {
+      swap_.AwaitAll();
+      Report(swap_.TakeEnded());
+    }
+  }
+
   void Compact() {
     while (scheduler_.in_flight() > 0) Wait();
+    EndTransfers();
     Perform(scheduler_.Compact());
   }
 
   void GiveSlabs(int count) {
     while (scheduler_.in_flight() > 0) Wait();
+    if (Chance(70)) scheduler_.MakeRoomToGive(count);
+    EndTransfers();
     const int held = std::count(mapped_.begin(), mapped_.end(), true);
     const Scheduler::Give give = scheduler_.GiveSlabs(count);
     EXPECT_EQ(static_cast<int>(give.slabs.size()), std::min(count, held));
@@ -266,6 +316,8 @@ class Simulation {
     const StepPlan& plan = scheduler_.Schedule();
     if (others) preempted_in_flight_ += scheduler_.counters().preemptions - preempted;
     CheckPlan(plan);
+    StartTransfers();
+    joined_steps_ += plan.arriving;
     if (plan.chunks.empty()) return;
     if (Chance(6)) runner_.FailNext();
     ASSERT_TRUE(runner_.Submit(plan).ok());
@@ -274,12 +326,17 @@ class Simulation {
   void Wait() {
     if (scheduler_.in_flight() == 0) return;
     auto result = runner_.Wait();
-    if (result.ok()) {
+    const std::vector<SwapEnded> ended = swap_.TakeEnded();
+    const bool failed = std::any_of(ended.begin(), ended.end(), [](const SwapEnded& one) {
+      return one.awaited && !one.status.ok();
+    });
+    if (result.ok() && !failed) {
       scheduler_.Commit(*std::move(result));
-      return;
+    } else {
+      for (int32_t i = 1; i < scheduler_.in_flight(); ++i) runner_.Wait().IgnoreError();
+      scheduler_.Abandon();
     }
-    for (int32_t i = 1; i < scheduler_.in_flight(); ++i) runner_.Wait().IgnoreError();
-    scheduler_.Abandon();
+    Report(ended);
   }
 
   void CollectOutputs() {
@@ -303,10 +360,13 @@ class Simulation {
       if (wanted > mapped) MapSlabs(wanted - mapped);
       Submit();
       if (Chance(50)) Wait();
+      if (Chance(50)) EndTransfer();
       CollectOutputs();
       scheduler_.CheckInvariants();
     }
     while (scheduler_.in_flight() > 0) Wait();
+    EndTransfers();
+    EXPECT_EQ(scheduler_.swap_space().used(), 0);
     scheduler_.CheckInvariants();
     EXPECT_EQ(scheduler_.blocks().live_blocks(), 0);
   }
@@ -380,11 +440,15 @@ class Simulation {
   std::vector<std::byte> kv_;
   std::vector<bool> mapped_;
   FakeModel model_;
+  OpenGate open_;
+  FakeSwapCopier swap_;
+  SwapGate gate_;
   FakeRunner runner_;
   LetterTokens token_bytes_;
   Scheduler scheduler_;
   std::map<SequenceId, Tracked> sequences_;
   int64_t moves_ = 0;
+  int64_t joined_steps_ = 0;
   int64_t preempted_in_flight_ = 0;
   int64_t finished_ = 0;
 };
@@ -392,6 +456,7 @@ class Simulation {
 TEST(SchedulerFuzz, MemoryThatMovesChangesNoToken) {
   int64_t preemptions = 0, cached = 0, moves = 0, finished = 0;
   int64_t continued = 0, discarded = 0, preempted_in_flight = 0;
+  int64_t swapped = 0, returned = 0, joined = 0, failed = 0;
   for (uint64_t seed = 0; seed < 500; ++seed) {
     SCOPED_TRACE(seed);
     Simulation simulation(seed);
@@ -404,15 +469,23 @@ TEST(SchedulerFuzz, MemoryThatMovesChangesNoToken) {
     finished += simulation.finished();
     continued += simulation.continued_chunks();
     preempted_in_flight += simulation.preempted_in_flight();
+    swapped += simulation.counters().swapped_preemptions;
+    returned += simulation.counters().blocks_swapped_in;
+    failed += simulation.counters().failed_transfers;
+    joined += simulation.joined_steps();
   }
   // The schedules must have exercised what they are for.
   EXPECT_GT(preemptions, 800);
   EXPECT_GT(cached, 10000);
-  EXPECT_GT(moves, 1000);
+  EXPECT_GT(moves, 800);
   EXPECT_GT(finished, 5000);
   EXPECT_GT(continued, 8000);
   EXPECT_GT(discarded, 300);
   EXPECT_GT(preempted_in_flight, 300);
+  EXPECT_GT(swapped, 1500);
+  EXPECT_GT(returned, 6000);
+  EXPECT_GT(joined, 700);
+  EXPECT_GT(failed, 120);
 }
 
 }  // namespace

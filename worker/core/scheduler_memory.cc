@@ -74,15 +74,28 @@ void Scheduler::PreemptYoungest() {
   Sequence& sequence = *running_.back();
   running_.pop_back();
   sequence.running = false;
-  ReleaseBlocks(sequence);
+  const bool kept = BeginLeaving(sequence);
+  if (!kept) ReleaseBlocks(sequence);
   waiting_.push_front(&sequence);
   ++sequence.usage.preemptions;
   ++counters_.preemptions;
+  counters_.swapped_preemptions += kept;
+}
+
+// For when there is no time to copy anything.
+void Scheduler::PreemptNow() {
+  PreemptYoungest();
+  Sequence& sequence = *waiting_.front();
+  if (sequence.swap != Sequence::Swap::kLeaving) return;
+  DropSlots(sequence);
+  ReleaseBlocks(sequence);
+  --counters_.swapped_preemptions;
 }
 
 int32_t Scheduler::PreemptAll() {
   const int32_t count = running();
   while (!running_.empty()) PreemptYoungest();
+  StartLeaving();
   return count;
 }
 
@@ -99,12 +112,12 @@ Scheduler::Give Scheduler::Compact() {
 }
 
 Scheduler::Give Scheduler::GiveThese(std::vector<RegionIndex> slabs) {
-  PALIMPSEST_CHECK(in_flight_ == 0);
+  PALIMPSEST_CHECK(in_flight_ == 0 && transfers_.empty());
   Give give;
   give.slabs = std::move(slabs);
   blocks_.BeginGive(give.slabs);
   while (blocks_.displaced_blocks() > blocks_.available_blocks()) {
-    PreemptYoungest();
+    PreemptNow();
     ++give.preempted;
   }
   give.moves = blocks_.FinishGive();
@@ -142,7 +155,8 @@ int64_t Scheduler::NeededBlocks() const {
         0, config_.geometry.BlocksFor(next) - static_cast<int64_t>(sequence->blocks.size()));
   }
   if (running_.empty() && !waiting_.empty())
-    needed += config_.PeakBlocks(waiting_.front()->size_with_pending());
+    needed += std::max<int64_t>(0, config_.PeakBlocks(waiting_.front()->size_with_pending()) -
+                                       static_cast<int64_t>(waiting_.front()->blocks.size()));
   return needed;
 }
 
@@ -159,7 +173,9 @@ KvDemand Scheduler::Demand() const {
   const auto room =
       std::min<size_t>(config_.max_batch_sequences - running_.size(), waiting_.size());
   for (size_t i = 0; i < room; ++i) {
-    wanted += config_.PeakBlocks(waiting_[i]->size_with_pending()) + 1;
+    // One that leaves still has blocks, which count already.
+    wanted += std::max<int64_t>(0, config_.PeakBlocks(waiting_[i]->size_with_pending()) + 1 -
+                                       static_cast<int64_t>(waiting_[i]->blocks.size()));
   }
   return {SlabsToHold(static_cast<int32_t>(std::min<int64_t>(needed, capacity_blocks_))),
           SlabsToHold(static_cast<int32_t>(std::min<int64_t>(wanted, capacity_blocks_)))};

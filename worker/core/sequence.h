@@ -12,6 +12,7 @@
 #include "common/text/stop_matcher.h"
 #include "worker/core/prefix_cache.h"
 #include "worker/core/sampling.h"
+#include "worker/core/swap_copier.h"
 
 namespace palimpsest {
 
@@ -97,6 +98,20 @@ struct Sequence {
   PrefixCache::Node* chain = nullptr;  // of the last published block; pinned
   bool cacheable = true;               // false after a collision of keys
   std::vector<BlockKey> keys;          // of the sequence's full blocks, as far as known
+
+  // Where its KV is, if it was preempted and not dropped (scheduler_swap.cc).
+  enum class Swap : uint8_t {
+    kNone,      // in its blocks, or to be computed
+    kLeaving,   // waiting; its blocks are kept until they are copied
+    kAway,      // waiting; in its slots
+    kArriving,  // running; in its slots and on its way to its blocks
+  };
+  Swap swap = Swap::kNone;
+  SwapId transfer;              // kLeaving: 0 until it can begin; kArriving
+  bool joins = false;           // kArriving: steps may follow behind the copies
+  std::vector<SwapSlot> slots;  // of consecutive blocks from swapped_from on
+  int32_t swapped_from = 0;
+  int32_t swapped_tokens = 0;  // kAway, kArriving: the KV is that of the first so many tokens
 };
 
 }  // namespace palimpsest

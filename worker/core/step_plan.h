@@ -43,6 +43,9 @@ struct SequenceChunk {
 
 struct StepPlan {
   std::vector<SequenceChunk> chunks;
+  // KV of some chunks is still on its way from host memory; the gate says when a layer's is there.
+  // A runner had better ask for it as late as it can.
+  bool arriving = false;
 };
 
 // What a step took where a runner measured it; 0: it did not.

@@ -148,6 +148,7 @@ absl::Status GrpcMemoryClient::Start(std::shared_ptr<BrokerConnection> connectio
   }
   slab_bytes_ = Bytes(static_cast<int64_t>(attached.slab_bytes()));
   quota_slabs_ = static_cast<int32_t>(std::min(attached.quota_slabs(), attached.pool_slabs()));
+  swaps_ = attached.preemption() == v1::PREEMPTION_SWAP;
 
   absl::StatusOr<UniqueFd> image = connection->FetchImage(attached.image_token());
   if (!image.ok()) return image.status();

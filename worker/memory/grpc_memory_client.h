@@ -100,6 +100,8 @@ class GrpcMemoryClient : public MemoryClient {
   Bytes slab_bytes() const { return slab_bytes_; }
   int32_t pool_slabs() const { return static_cast<int32_t>(kv_->places()); }
   int32_t quota_slabs() const { return quota_slabs_; }
+  // Whether the KV of preempted sequences is to go to host memory (Attached.preemption).
+  bool swaps() const { return swaps_; }
   // Memories that the model is spread over (MemoryBackend::ranks).
   int ranks() const { return backend_.ranks(); }
   // For ModelMemory: fixed addresses, on the GPU of that rank.
@@ -249,6 +251,7 @@ class GrpcMemoryClient : public MemoryClient {
   v1::ImageManifest manifest_;
   Bytes slab_bytes_;
   int32_t quota_slabs_ = 0;
+  bool swaps_ = false;
   std::unique_ptr<SlabRegion> parameters_;
   std::unique_ptr<SlabRegion> kv_;
   std::unique_ptr<SlabRegion> workspace_;

@@ -38,12 +38,17 @@ Engine::Engine(const EngineOptions& options, const EngineParts& parts)
       last_progress_(parts.clock->Now()),
       streams_alive_(std::make_shared<std::atomic<int32_t>>(0)) {
   PALIMPSEST_CHECK(options.scheduler.pipeline_depth <= parts.runner->pipeline_depth());
+  PALIMPSEST_CHECK((options.scheduler.swap_blocks > 0) == (parts.swap != nullptr));
+  if (parts_.swap != nullptr) parts_.swap->SetWakeup([this] { Wake(); });
   parts_.memory->SetWakeup([this] { Wake(); });
 }
 
 Engine::~Engine() {
   Stop();
   parts_.memory->SetWakeup(nullptr);
+  if (parts_.swap == nullptr) return;
+  parts_.swap->AwaitAll();
+  parts_.swap->SetWakeup(nullptr);
 }
 
 void Engine::Start() {
@@ -59,6 +64,7 @@ void Engine::Stop() {
   }
   if (thread_.joinable()) thread_.join();
   Quiesce();
+  EndTransfers();
   TakeRequests();
   Fail(Who::kAll, absl::UnavailableError("the worker is shutting down; ask another one"),
        absl::ZeroDuration());
@@ -140,7 +146,8 @@ EngineStats Engine::Stats() const {
 }
 
 bool Engine::RunOnce() {
-  bool busy = HandleMemoryEvents();
+  bool busy = TakeTransfers();
+  busy |= HandleMemoryEvents();
   busy |= TakeRequests();
   FailStalled();
   StateNeeds();
@@ -193,6 +200,8 @@ void Engine::Handle(const KvMapped& event) { scheduler_.OnSlabsMapped(event.inde
 
 void Engine::Handle(const KvRevoked& event) {
   Quiesce();
+  scheduler_.MakeRoomToGive(event.slabs);
+  EndTransfers();
   const Scheduler::Give give = scheduler_.GiveSlabs(event.slabs);
   parts_.copier->Copy(give.moves);
   parts_.memory->FinishKvRevoke(event.id, give.slabs);

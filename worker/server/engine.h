@@ -5,13 +5,14 @@
 // requests and cancellations, states the KV target, submits steps until as many as may be are in
 // flight, hands the tokens of earlier ones to the requests' streams, and waits for the oldest. So
 // with a pipeline depth of 2 everything but the model runs while the model runs. A revoke is
-// answered when the steps in flight are done, as they may use what goes; so is a rotation of
-// layers, and no step is submitted until the runner knows of it. While the parameters are missing
-// it asks for their activation and the sequences wait; a step that fails at the gate is abandoned
-// and tried again. When the broker refuses the activation, requests that have streamed nothing fail
-// with UNAVAILABLE and its retry hint, while those in mid-stream give up their KV and wait, and the
-// activation is asked for again. No request waits without limit: if no step succeeds for
-// `stall_timeout`, all fail with UNAVAILABLE.
+// answered when the steps in flight are done, as they may use what goes, and KV that it drives out
+// to host memory has left (EngineParts::swap; such copies run beside the steps otherwise); so is a
+// rotation of layers, and no step is submitted until the runner knows of it. While the parameters
+// are missing it asks for their activation and the sequences wait; a step that fails at the gate is
+// abandoned and tried again. When the broker refuses the activation, requests that have streamed
+// nothing fail with UNAVAILABLE and its retry hint, while those in mid-stream give up their KV and
+// wait, and the activation is asked for again. No request waits without limit: if no step succeeds
+// for `stall_timeout`, all fail with UNAVAILABLE.
 //
 // Threads: the engine owns one thread (Start .. Stop) that runs the turns; tests call RunOnce
 // instead. Submit, Cancel, StartDrain, AwaitDrained and Stats may be called from any thread and
@@ -23,6 +24,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <thread>
 #include <vector>
 
@@ -38,6 +40,7 @@
 #include "worker/core/model_runner.h"
 #include "worker/core/scheduler.h"
 #include "worker/core/step_durations.h"
+#include "worker/core/swap_copier.h"
 #include "worker/core/token_bytes.h"
 #include "worker/memory/memory_client.h"
 #include "worker/server/engine_metrics.h"
@@ -55,6 +58,8 @@ struct EngineOptions {
   absl::Duration stall_timeout = absl::Seconds(60);
   // Steps that may fail in a row before all requests fail.
   int32_t max_step_failures = 20;
+  // KV blocks that return from host memory in the time of a step; absent: as measured.
+  std::optional<int32_t> swap_overlap_blocks;
 
   absl::Status Validate() const;
 };
@@ -71,6 +76,8 @@ struct EngineParts {
   // Called by the engine thread when the session with the broker begins (true) and is lost. May be
   // null; must not block.
   std::function<void(bool)> on_connection;
+  // Null unless the scheduler's options have swap_blocks.
+  SwapCopier* swap = nullptr;
 };
 
 struct EngineStats {
@@ -159,6 +166,18 @@ class Engine {
   void AwaitStep();
   // Waits for all steps in flight: slabs may go afterwards.
   void Quiesce();
+  void StartTransfers();
+  // Tells the scheduler of transfers that have ended; if one failed whose KV steps in flight use,
+  // these are abandoned. True if any ended.
+  bool TakeTransfers();
+  void OnTransfersEnded(const std::vector<SwapEnded>& ended);
+  // Waits for all transfers; requires that no step is in flight.
+  void EndTransfers();
+  // Nothing can run until KV has left or come; something runs again.
+  void NoteSwapStall(absl::Time now);
+  void EndSwapStall(absl::Time now);
+  // Waits for the steps in flight, and ends the scheduler's.
+  void AbandonSteps();
   void CompactIfStuck(absl::Time now);
   void OnStepFailure(const absl::Status& status);
   void FailStalled();
@@ -189,6 +208,10 @@ class Engine {
   std::string refusal_;  // of the last activation, until a step succeeds
   absl::Time last_compaction_ = absl::InfinitePast();
   int32_t steps_in_flight_ = 0;  // submitted to the runner
+  // From host memory, smoothed; 0: not measured.
+  double swap_blocks_per_second_ = 0;
+  absl::Time swap_stalled_since_ = absl::InfiniteFuture();
+  absl::Duration swap_waited_;  // as the copier said last
   int32_t step_failures_ = 0;
   int32_t rotations_open_ = 0;  // finished, not settled
   StepDurations step_durations_;

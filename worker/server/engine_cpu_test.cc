@@ -9,7 +9,9 @@
 #include "gtest/gtest.h"
 #include "worker/compute/cpu/cpu_runner.h"
 #include "worker/compute/cpu/host_block_copier.h"
+#include "worker/compute/cpu/host_swap_copier.h"
 #include "worker/compute/cpu/test_model.h"
+#include "worker/core/swap_gate.h"
 #include "worker/core/threaded_runner.h"
 #include "worker/memory/fake_memory_client.h"
 #include "worker/server/engine.h"
@@ -25,6 +27,8 @@ struct WorkerShape {
   int32_t batch = 1;
   int32_t step_tokens = 1;
   int32_t pipeline_depth = 1;
+  int32_t swap_blocks = 0;
+  int32_t swap_overlap_blocks = 0;
 };
 
 // One worker: a model, its memory and an engine.
@@ -39,7 +43,12 @@ class Worker {
         engine_metrics_(metrics_) {
     const ModelMemory memory{model.image(), memory_.kv(), block_bytes_};
     copier_ = std::make_unique<HostBlockCopier>(memory);
-    auto runner = CpuRunner::Create(config_, model.layout(), memory, &memory_.gate(),
+    if (shape.swap_blocks > 0) {
+      swap_ = std::make_unique<HostSwapCopier>(memory, shape.swap_blocks, config_.num_layers);
+      gate_ = std::make_unique<SwapGate>(&memory_.gate(), swap_.get(), 1, config_.num_layers);
+    }
+    ParameterGate* const gate = gate_ != nullptr ? gate_.get() : &memory_.gate();
+    auto runner = CpuRunner::Create(config_, model.layout(), memory, gate,
                                     {.threads = 2, .block_tokens = kBlockTokens});
     EXPECT_TRUE(runner.ok()) << runner.status();
     runner_ = *std::move(runner);
@@ -57,6 +66,8 @@ class Worker {
     scheduler.max_batch_sequences = shape.batch;
     scheduler.max_step_tokens = shape.step_tokens;
     scheduler.pipeline_depth = shape.pipeline_depth;
+    scheduler.swap_blocks = shape.swap_blocks;
+    options.swap_overlap_blocks = shape.swap_overlap_blocks;
     options.kv_target = {.low_water_slabs = 1, .high_water_slabs = 2, .max_slabs = kRegionSlabs};
     EXPECT_TRUE(options.Validate().ok()) << options.Validate();
     EngineParts parts;
@@ -67,10 +78,12 @@ class Worker {
     parts.token_bytes = &token_bytes_;
     parts.metrics = &engine_metrics_;
     parts.clock = &clock_;
+    parts.swap = swap_.get();
     engine_ = std::make_unique<Engine>(options, parts);
   }
 
   Engine& engine() { return *engine_; }
+  SwapCopier* swap() { return swap_.get(); }
   FakeMemoryClient& memory() { return memory_; }
   FakeClock& clock() { return clock_; }
 
@@ -80,6 +93,8 @@ class Worker {
   const Bytes slab_bytes_;
   FakeMemoryClient memory_;
   std::unique_ptr<BlockCopier> copier_;
+  std::unique_ptr<SwapCopier> swap_;
+  std::unique_ptr<SwapGate> gate_;
   std::unique_ptr<CpuRunner> runner_;
   std::unique_ptr<ThreadedRunner> threaded_;
   Metrics metrics_{MetricProcess::kWorker};
@@ -117,7 +132,8 @@ std::vector<Output> RunUnderPressure(Worker& worker, const std::vector<SequenceR
     }
     memory.FailStage(chance(6) ? random() % 3 : -1);
     worker.clock().Advance(absl::Milliseconds(100));
-    worker.engine().RunOnce();
+    const bool busy = worker.engine().RunOnce();
+    if (!busy && worker.swap() != nullptr) worker.swap()->AwaitAll();
   }
   std::vector<Output> outputs(streams.size());
   for (size_t i = 0; i < streams.size(); ++i) outputs[i].Take(*streams[i]);
@@ -149,6 +165,39 @@ TEST(EngineOnCpuRunner, NeitherPressureNorStepsInFlightChangeABit) {
     }
   }
   EXPECT_GT(preemptions, 40);
+}
+
+TEST(EngineOnCpuRunner, KvThatWentToHostMemoryAndBackChangesNoBit) {
+  SchedulerCounters sum;
+  for (uint32_t seed = 100; seed < 112; ++seed) {
+    SCOPED_TRACE(seed);
+    std::mt19937 random(seed);
+    const TestModel model(RandomConfig(random), seed);
+    Worker calm(model, {.batch = 1, .step_tokens = 1 + static_cast<int32_t>(random() % 40)});
+    calm.memory().GrantKv(kRegionSlabs);
+    WorkerShape shape{.batch = 2 + static_cast<int32_t>(random() % 6)};
+    shape.step_tokens = shape.batch + static_cast<int32_t>(random() % 24);
+    shape.swap_blocks = 8 + static_cast<int32_t>(random() % 100);
+    shape.swap_overlap_blocks = random() % 3 == 0 ? 0 : 1000;
+    const auto requests = RandomRequests(random, model.config().vocab_size, 14);
+    std::vector<Output> alone;
+    for (const SequenceRequest& request : requests)
+      alone.push_back(RunAlone(calm.engine(), request));
+    for (int32_t depth = 1; depth <= kMaxPipelineDepth; ++depth) {
+      SCOPED_TRACE(depth);
+      shape.pipeline_depth = depth;
+      Worker pressed(model, shape);
+      const std::vector<Output> outputs = RunUnderPressure(pressed, requests, random);
+      for (size_t i = 0; i < requests.size(); ++i) {
+        ASSERT_NO_FATAL_FAILURE(ExpectSame(outputs[i], alone[i]));
+      }
+      const SchedulerCounters counters = pressed.engine().Stats().counters;
+      sum.swapped_preemptions += counters.swapped_preemptions;
+      sum.blocks_swapped_in += counters.blocks_swapped_in;
+    }
+  }
+  EXPECT_GT(sum.swapped_preemptions, 40);
+  EXPECT_GT(sum.blocks_swapped_in, 100);
 }
 
 }  // namespace

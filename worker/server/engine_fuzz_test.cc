@@ -8,13 +8,18 @@
 
 #include "common/mutex.h"
 #include "gtest/gtest.h"
+#include "worker/compute/cpu/host_swap_copier.h"
+#include "worker/core/swap_gate.h"
 #include "worker/core/threaded_runner.h"
 #include "worker/server/engine_fixture.h"
 
 namespace palimpsest {
 namespace {
 
-using EngineFuzz = EngineTest;
+class EngineFuzz : public EngineTest {
+ protected:
+  void Storm(int32_t swap_blocks);
+};
 
 // Everything at once, in one thread: what comes out is always what an undisturbed model says.
 TEST_P(EngineFuzz, DisturbedRequestsSayTheSame) {
@@ -101,13 +106,21 @@ TEST_P(EngineFuzz, DisturbedRequestsSayTheSame) {
 
 // The engine's thread, clients that read and cancel, and a broker that gives and takes, in
 // parallel.
-TEST_P(EngineFuzz, StormOfClientsCancelsAndRevokes) {
+void EngineFuzz::Storm(int32_t swap_blocks) {
   EngineOptions options = TestOptions(GetParam());
   options.scheduler.queue_capacity = 64;
-  FakeRunner stepwise(&model_, &memory_.gate());
+  options.scheduler.swap_blocks = swap_blocks;
+  std::unique_ptr<HostSwapCopier> swap;
+  if (swap_blocks > 0) {
+    swap = std::make_unique<HostSwapCopier>(
+        ModelMemory{nullptr, memory_.kv(), options.scheduler.geometry.block_bytes}, swap_blocks, 1);
+  }
+  SwapGate swap_gate(&memory_.gate(), swap.get(), /*first_layer=*/1, swap_blocks > 0 ? 1 : 0);
+  FakeRunner stepwise(&model_, &swap_gate);
   ThreadedRunner threaded(&stepwise);
   ModelRunner* const runner = GetParam() == 1 ? static_cast<ModelRunner*>(&stepwise) : &threaded;
   EngineParts parts{&memory_, runner, &copier_, &token_bytes_, &engine_metrics_, &Clock::Real()};
+  parts.swap = swap.get();
   engine_ = std::make_unique<Engine>(options, parts);
   engine_->Start();
   std::atomic<bool> done = false;
@@ -166,6 +179,10 @@ TEST_P(EngineFuzz, StormOfClientsCancelsAndRevokes) {
   EXPECT_EQ(engine_->AwaitDrained(absl::Seconds(10)), 0);
   engine_.reset();  // before the runner
 }
+
+TEST_P(EngineFuzz, StormOfClientsCancelsAndRevokes) { Storm(0); }
+
+TEST_P(EngineFuzz, StormWithKvThatGoesToHostMemoryAndBack) { Storm(60); }
 
 INSTANTIATE_TEST_SUITE_P(Depth, EngineFuzz, ::testing::Values(1, 2));
 

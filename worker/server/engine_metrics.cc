@@ -42,7 +42,15 @@ EngineMetrics::EngineMetrics(Metrics& metrics)
       cached_tokens_(metrics.Counter<"palimpsest_worker_tokens_total">("cached")),
       generated_tokens_(metrics.Counter<"palimpsest_worker_tokens_total">("generated")),
       discarded_tokens_(metrics.Counter<"palimpsest_worker_tokens_total">("discarded")),
-      preemptions_(metrics.Counter<"palimpsest_worker_preemptions_total">()),
+      recomputed_preemptions_(metrics.Counter<"palimpsest_worker_preemptions_total">("recompute")),
+      swapped_preemptions_(metrics.Counter<"palimpsest_worker_preemptions_total">("swap")),
+      swapped_out_(metrics.Counter<"palimpsest_worker_swapped_bytes_total">("out")),
+      swapped_in_(metrics.Counter<"palimpsest_worker_swapped_bytes_total">("in")),
+      swap_out_seconds_(metrics.Counter<"palimpsest_worker_swap_seconds_total">("out")),
+      swap_in_seconds_(metrics.Counter<"palimpsest_worker_swap_seconds_total">("in")),
+      swap_wait_seconds_(metrics.Counter<"palimpsest_worker_swap_wait_seconds_total">()),
+      swap_failures_(metrics.Counter<"palimpsest_worker_swap_failures_total">()),
+      swapped_blocks_(metrics.Gauge<"palimpsest_worker_kv_blocks">("swapped")),
       running_(metrics.Gauge<"palimpsest_worker_sequences">("running")),
       waiting_(metrics.Gauge<"palimpsest_worker_sequences">("waiting")),
       time_to_first_token_(metrics.Histogram<"palimpsest_worker_time_to_first_token_seconds">()),
@@ -95,6 +103,15 @@ void EngineMetrics::OnDelivered(absl::Duration stream) {
   ObserveAs(stream_seconds_, stream, totals_.stream);
 }
 
+void EngineMetrics::OnTransfer(const SwapEnded& transfer) {
+  const bool out = transfer.direction == SwapTransfer::Direction::kOut;
+  (out ? swap_out_seconds_ : swap_in_seconds_).Increment(absl::ToDoubleSeconds(transfer.took));
+}
+
+void EngineMetrics::OnSwapStall(absl::Duration stall) {
+  swap_wait_seconds_.Increment(absl::ToDoubleSeconds(stall));
+}
+
 void EngineMetrics::OnFirstToken(absl::Duration since_arrival) {
   time_to_first_token_.Observe(absl::ToDoubleSeconds(since_arrival));
 }
@@ -120,7 +137,18 @@ void EngineMetrics::Update(const Scheduler& scheduler, const MappedSlabs& mapped
   cached_tokens_.Increment(static_cast<double>(cached));
   generated_tokens_.Increment(static_cast<double>(now.generated_tokens - last_.generated_tokens));
   discarded_tokens_.Increment(static_cast<double>(now.discarded_tokens - last_.discarded_tokens));
-  preemptions_.Increment(static_cast<double>(now.preemptions - last_.preemptions));
+  const int64_t swapped = now.swapped_preemptions - last_.swapped_preemptions;
+  swapped_preemptions_.Increment(static_cast<double>(swapped));
+  recomputed_preemptions_.Increment(
+      static_cast<double>(now.preemptions - last_.preemptions - swapped));
+  const Bytes block = scheduler.blocks().geometry().block_bytes;
+  const auto bytes = [block](int64_t blocks) {
+    return static_cast<double>((block * blocks).count());
+  };
+  swapped_out_.Increment(bytes(now.blocks_swapped_out - last_.blocks_swapped_out));
+  swapped_in_.Increment(bytes(now.blocks_swapped_in - last_.blocks_swapped_in));
+  swap_failures_.Increment(static_cast<double>(now.failed_transfers - last_.failed_transfers));
+  swapped_blocks_.Set(scheduler.swap_space().used());
   last_ = now;
   running_.Set(scheduler.running());
   waiting_.Set(scheduler.waiting());

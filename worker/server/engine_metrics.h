@@ -14,6 +14,7 @@
 #include "worker/core/sequence.h"
 #include "worker/core/step_durations.h"
 #include "worker/core/step_plan.h"
+#include "worker/core/swap_copier.h"
 #include "worker/memory/memory_client.h"
 #include "worker/memory/region_memory.h"
 
@@ -40,6 +41,8 @@ class EngineMetrics {
   void OnExecuted(const StepResult& result);
   void OnCommitted(absl::Duration wait, absl::Duration commit);
   void OnDelivered(absl::Duration stream);
+  void OnTransfer(const SwapEnded& transfer);
+  void OnSwapStall(absl::Duration stall);
   void OnFirstToken(absl::Duration since_arrival);
   void OnNextToken(absl::Duration since_last);
   void OnFinish(FinishReason reason);
@@ -77,7 +80,15 @@ class EngineMetrics {
   prometheus::Counter& cached_tokens_;
   prometheus::Counter& generated_tokens_;
   prometheus::Counter& discarded_tokens_;
-  prometheus::Counter& preemptions_;
+  prometheus::Counter& recomputed_preemptions_;
+  prometheus::Counter& swapped_preemptions_;
+  prometheus::Counter& swapped_out_;
+  prometheus::Counter& swapped_in_;
+  prometheus::Counter& swap_out_seconds_;
+  prometheus::Counter& swap_in_seconds_;
+  prometheus::Counter& swap_wait_seconds_;
+  prometheus::Counter& swap_failures_;
+  prometheus::Gauge& swapped_blocks_;
   prometheus::Gauge& running_;
   prometheus::Gauge& waiting_;
   prometheus::Histogram& time_to_first_token_;

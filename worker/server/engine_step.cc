@@ -39,7 +39,9 @@ bool Engine::SubmitStep() {
   }
   if (begin < retry_step_at_) return false;
   const StepPlan& plan = scheduler_.Schedule();
+  StartTransfers();
   if (plan.chunks.empty()) {
+    if (steps_in_flight_ == 0) NoteSwapStall(begin);
     if (steps_in_flight_ == 0) CompactIfStuck(begin);
     return false;
   }
@@ -47,11 +49,13 @@ bool Engine::SubmitStep() {
   if (absl::Status status = parts_.runner->Submit(plan); !status.ok()) {
     Quiesce();
     if (scheduler_.in_flight() > 0) scheduler_.Abandon();
+    StartTransfers();
     OnStepFailure(status);
     return true;
   }
   ++steps_in_flight_;
   step_durations_.Submitted(plan, scheduled);
+  EndSwapStall(begin);
   parts_.metrics->OnSubmitted(plan, scheduled - begin, clock.Now() - scheduled);
   return true;
 }
@@ -61,13 +65,16 @@ void Engine::AwaitStep() {
   const absl::Time begin = clock.Now();
   absl::StatusOr<StepResult> result = parts_.runner->Wait();
   --steps_in_flight_;
+  // Before the tokens are believed: KV that did not come back makes them worthless.
+  std::vector<SwapEnded> ended;
+  if (parts_.swap != nullptr) ended = parts_.swap->TakeEnded();
+  for (const SwapEnded& transfer : ended) {
+    if (transfer.awaited && result.ok() && !transfer.status.ok()) result = transfer.status;
+  }
   if (!result.ok()) {
     step_durations_.Failed(clock.Now());
-    for (; steps_in_flight_ > 0; --steps_in_flight_) {
-      parts_.runner->Wait().IgnoreError();
-      step_durations_.Failed(clock.Now());
-    }
-    scheduler_.Abandon();
+    AbandonSteps();
+    OnTransfersEnded(ended);
     OnStepFailure(result.status());
     return;
   }
@@ -76,6 +83,7 @@ void Engine::AwaitStep() {
   rotation_bytes_ += result->rotation_bytes;
   parts_.metrics->OnExecuted(*result);
   scheduler_.Commit(*std::move(result));
+  OnTransfersEnded(ended);
   step_failures_ = 0;
   refusal_.clear();
   last_progress_ = clock.Now();
@@ -86,8 +94,17 @@ void Engine::Quiesce() {
   while (steps_in_flight_ > 0) AwaitStep();
 }
 
+void Engine::AbandonSteps() {
+  for (; steps_in_flight_ > 0; --steps_in_flight_) {
+    parts_.runner->Wait().IgnoreError();
+    step_durations_.Failed(parts_.clock->Now());
+  }
+  scheduler_.Abandon();
+}
+
 void Engine::CompactIfStuck(absl::Time now) {
   if (now - std::max(last_progress_, last_compaction_) < kCompactionDelay) return;
+  if (scheduler_.transferring()) return;
   last_compaction_ = now;
   const Scheduler::Give give = scheduler_.Compact();
   if (give.slabs.empty()) return;

@@ -9,6 +9,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "common/bytes.h"
 #include "common/log.h"
 #include "common/yaml_config.h"
 
@@ -59,6 +60,9 @@ struct WorkerConfig {
   int32_t kv_low_water_slabs = 0;
   int32_t kv_high_water_slabs = 0;
   absl::Duration kv_shrink_delay;
+  // Host memory for the KV of preempted sequences, on a GPU pinned; taken where the broker's
+  // memory_policy is swap. Sequences that it has no room for are computed again.
+  Bytes swap_space;
   // Tokens that a client may be behind before it loses its request.
   int32_t stream_tokens = 0;
   // How long requests wait without any step succeeding.

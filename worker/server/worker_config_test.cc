@@ -33,6 +33,7 @@ TEST(WorkerConfig, DefaultsFillAMinimalFile) {
   EXPECT_EQ(config->max_sequence_tokens, 0);
   EXPECT_EQ(config->max_batch_sequences, 32);
   EXPECT_GE(config->max_step_tokens, config->max_batch_sequences);
+  EXPECT_EQ(config->swap_space, GiB(4));
   EXPECT_EQ(config->log_level, LogLevel::kInfo);
 }
 

@@ -12,6 +12,7 @@
 #include "common/log.h"
 #include "worker/compute/cpu/cpu_runner.h"
 #include "worker/compute/cpu/host_block_copier.h"
+#include "worker/compute/cpu/host_swap_copier.h"
 #include "worker/compute/cuda/cuda_compute.h"
 #include "worker/memory/cuda_backend.h"
 #include "worker/model/image_layout.h"
@@ -202,6 +203,7 @@ absl::StatusOr<EngineOptions> WorkerProcess::MakeEngineOptions() const {
   scheduler.max_batch_sequences = config_.max_batch_sequences;
   scheduler.max_step_tokens = config_.max_step_tokens;
   scheduler.queue_capacity = config_.queue_capacity;
+  scheduler.swap_blocks = SwapBlocks();
   options.kv_target = {.low_water_slabs = config_.kv_low_water_slabs,
                        .high_water_slabs = config_.kv_high_water_slabs,
                        .shrink_delay = config_.kv_shrink_delay,
@@ -212,7 +214,38 @@ absl::StatusOr<EngineOptions> WorkerProcess::MakeEngineOptions() const {
   return options;
 }
 
-absl::Status WorkerProcess::MakeCompute(int32_t block_tokens) {
+int32_t WorkerProcess::SwapBlocks() const {
+  if (!memory_->swaps()) return 0;
+  const Bytes block(static_cast<int64_t>(memory_->manifest().kv_block_bytes()));
+  const int64_t blocks = config_.swap_space / (block * memory_->ranks());
+  if (blocks == 0) {
+    Log(LogLevel::kWarning,
+        "the broker's memory_policy is swap, but engine.swap_space holds no KV block: preempted "
+        "sequences will be computed again",
+        {{"swap_space", config_.swap_space}, {"block", block * memory_->ranks()}});
+  }
+  return static_cast<int32_t>(std::min<int64_t>(blocks, std::numeric_limits<int32_t>::max()));
+}
+
+absl::StatusOr<ParameterGate*> WorkerProcess::MakeSwap(absl::Span<const ModelMemory> memory,
+                                                       int32_t swap_blocks) {
+  if (swap_blocks == 0) return &memory_->gate();
+  if (backend_ != nullptr) {
+    auto swap = MakeCudaSwapCopier(memory, config_.gpus, swap_blocks, model_.num_layers);
+    if (!swap.ok()) return swap.status();
+    swap_ = *std::move(swap);
+  } else {
+    swap_ = std::make_unique<HostSwapCopier>(memory[0], swap_blocks, model_.num_layers);
+  }
+  // The image's stages are the embedding, the layers and the head.
+  swap_gate_ = std::make_unique<SwapGate>(&memory_->gate(), swap_.get(), /*first_layer=*/1,
+                                          model_.num_layers);
+  Log(LogLevel::kInfo, "KV of preempted sequences goes to host memory",
+      {{"swap_space", config_.swap_space}, {"blocks", swap_blocks}});
+  return swap_gate_.get();
+}
+
+absl::Status WorkerProcess::MakeCompute(const SchedulerConfig& scheduler) {
   const auto layout = LayOutImage(rank_model_, memory_->slab_bytes(), FormatOf(config_));
   if (!layout.ok()) return layout.status();
   const Bytes block(static_cast<int64_t>(memory_->manifest().kv_block_bytes()));
@@ -221,11 +254,14 @@ absl::Status WorkerProcess::MakeCompute(int32_t block_tokens) {
     memory.push_back({memory_->parameters(rank), memory_->kv(rank), block, memory_->workspace(rank),
                       memory_->workspace_bytes(), memory_->image(rank)});
   }
-  if (backend_ != nullptr) return MakeGpuCompute(*layout, memory, block_tokens);
+  const absl::StatusOr<ParameterGate*> gate = MakeSwap(memory, scheduler.swap_blocks);
+  if (!gate.ok()) return gate.status();
+  const int32_t block_tokens = scheduler.geometry.block_tokens;
+  if (backend_ != nullptr) return MakeGpuCompute(*layout, memory, *gate, block_tokens);
   CpuRunnerOptions options;
   options.threads = config_.threads;
   options.block_tokens = block_tokens;
-  auto runner = CpuRunner::Create(model_, *layout, memory[0], &memory_->gate(), options);
+  auto runner = CpuRunner::Create(model_, *layout, memory[0], *gate, options);
   if (!runner.ok()) return runner.status();
   runner_ = *std::move(runner);
   copier_ = std::make_unique<HostBlockCopier>(memory[0]);
@@ -234,7 +270,7 @@ absl::Status WorkerProcess::MakeCompute(int32_t block_tokens) {
 
 absl::Status WorkerProcess::MakeGpuCompute(const ImageLayout& layout,
                                            absl::Span<const ModelMemory> memory,
-                                           int32_t block_tokens) {
+                                           ParameterGate* gate, int32_t block_tokens) {
   CudaComputeOptions options;
   options.gpus = config_.gpus;
   options.block_tokens = block_tokens;
@@ -247,7 +283,7 @@ absl::Status WorkerProcess::MakeGpuCompute(const ImageLayout& layout,
   for (int rank = 0; rank < memory_->ranks(); ++rank) {
     before.push_back(backend_->DeviceMemoryUse(rank).value_or(Bytes(0)));
   }
-  auto compute = MakeCudaCompute(model_, layout, memory, &memory_->gate(), options);
+  auto compute = MakeCudaCompute(model_, layout, memory, gate, options);
   if (!compute.ok()) return compute.status();
   runner_ = std::move(compute->runner);
   copier_ = std::move(compute->copier);
@@ -272,13 +308,14 @@ absl::Status WorkerProcess::MakeGpuCompute(const ImageLayout& layout,
 absl::Status WorkerProcess::StartEngine() {
   auto options = MakeEngineOptions();
   if (!options.ok()) return options.status();
-  absl::Status made = MakeCompute(options->scheduler.geometry.block_tokens);
+  absl::Status made = MakeCompute(options->scheduler);
   if (!made.ok()) return made;
   options->scheduler.pipeline_depth = runner_->pipeline_depth();
   EngineParts parts;
   parts.memory = memory_.get();
   parts.runner = runner_.get();
   parts.copier = copier_.get();
+  parts.swap = swap_.get();
   parts.token_bytes = token_bytes_.get();
   parts.metrics = &engine_metrics_;
   parts.clock = &Clock::Real();

@@ -20,6 +20,9 @@
 #include "common/text/tokenizer.h"
 #include "worker/core/block_copier.h"
 #include "worker/core/model_runner.h"
+#include "worker/core/scheduler_config.h"
+#include "worker/core/swap_copier.h"
+#include "worker/core/swap_gate.h"
 #include "worker/core/token_bytes.h"
 #include "worker/memory/grpc_memory_client.h"
 #include "worker/memory/region_memory.h"
@@ -60,10 +63,14 @@ class WorkerProcess {
   absl::StatusOr<std::optional<FileLock>> AwaitTurn() const;
   // Measures what has to be known of the GPUs before they are used.
   absl::Status LookAtGpus();
-  absl::Status MakeCompute(int32_t block_tokens);
+  absl::Status MakeCompute(const SchedulerConfig& scheduler);
   // Makes the runner and the copier on a GPU, and says what that took there.
   absl::Status MakeGpuCompute(const ImageLayout& layout, absl::Span<const ModelMemory> memory,
-                              int32_t block_tokens);
+                              ParameterGate* gate, int32_t block_tokens);
+  // What KV is swapped by, if it is; the gate that runners are given.
+  absl::StatusOr<ParameterGate*> MakeSwap(absl::Span<const ModelMemory> memory,
+                                          int32_t swap_blocks);
+  int32_t SwapBlocks() const;
   absl::Status StartEngine();
   absl::StatusOr<EngineOptions> MakeEngineOptions() const;
   absl::Status Serve();
@@ -79,6 +86,8 @@ class WorkerProcess {
   std::unique_ptr<MemoryBackend> backend_;  // null: the host's
   std::vector<EngineMetrics::Gpu> gpus_;    // by rank
   std::unique_ptr<GrpcMemoryClient> memory_;
+  std::unique_ptr<SwapCopier> swap_;  // null: preempted sequences are computed again
+  std::unique_ptr<SwapGate> swap_gate_;
   std::unique_ptr<ModelRunner> runner_;
   std::unique_ptr<BlockCopier> copier_;
   std::unique_ptr<Engine> engine_;

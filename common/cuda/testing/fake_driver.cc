@@ -513,6 +513,21 @@ CUresult MemcpyDtoD(CUdeviceptr to, CUdeviceptr from, size_t size, CUstream stre
   if (!Open(to) || !Open(from)) return CUDA_ERROR_ILLEGAL_ADDRESS;
   return Submit(stream, [to, from, size] { std::memmove(Pointer(to), Pointer(from), size); });
 }
+// Host to device alone.
+CUresult Memcpy2D(const CUDA_MEMCPY2D* copy, CUstream stream) {
+  if (copy->srcMemoryType != CU_MEMORYTYPE_HOST || copy->dstMemoryType != CU_MEMORYTYPE_DEVICE ||
+      copy->srcPitch < copy->WidthInBytes || copy->dstPitch < copy->WidthInBytes) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  for (size_t row = 0; row < copy->Height; ++row) {
+    const CUresult result =
+        MemcpyHtoD(copy->dstDevice + row * copy->dstPitch,
+                   static_cast<const std::byte*>(copy->srcHost) + row * copy->srcPitch,
+                   copy->WidthInBytes, stream);
+    if (result != CUDA_SUCCESS) return result;
+  }
+  return CUDA_SUCCESS;
+}
 CUresult MemsetD32(CUdeviceptr to, unsigned value, size_t count, CUstream stream) {
   if (!Open(to)) return CUDA_ERROR_ILLEGAL_ADDRESS;
   return Submit(stream, [to, value, count] {
@@ -582,6 +597,7 @@ CudaDriver MakeTable() {
   t.cuMemcpyHtoDAsync = MemcpyHtoD;
   t.cuMemcpyDtoHAsync = MemcpyDtoH;
   t.cuMemcpyDtoDAsync = MemcpyDtoD;
+  t.cuMemcpy2DAsync = Memcpy2D;
   t.cuMemsetD32Async = MemsetD32;
   t.cuStreamCreateWithPriority = StreamCreate;
   t.cuStreamDestroy = StreamDestroy;

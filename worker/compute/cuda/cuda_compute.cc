@@ -9,6 +9,7 @@
 #include "worker/compute/cuda/cuda_block_copier.h"
 #include "worker/compute/cuda/cuda_rank_runners.h"
 #include "worker/compute/cuda/cuda_runner.h"
+#include "worker/compute/cuda/cuda_swap_copier.h"
 #include "worker/model/tensor_parallel.h"
 
 namespace palimpsest {
@@ -76,6 +77,20 @@ absl::StatusOr<CudaCompute> MakeCudaCompute(const ModelConfig& model, const Imag
   auto runner = cuda::CudaRunner::Create(model, layout, memory[0], gate, runner_options);
   if (!runner.ok()) return runner.status();
   return CudaCompute{*std::move(runner), *std::move(copier)};
+}
+
+absl::StatusOr<std::unique_ptr<SwapCopier>> MakeCudaSwapCopier(absl::Span<const ModelMemory> memory,
+                                                               const std::vector<int>& gpus,
+                                                               int32_t slots, int layers) {
+  const absl::StatusOr<const CudaDriver*> driver = CudaDriver::Load();
+  if (!driver.ok()) return driver.status();
+  std::vector<CudaSwapCopier::Rank> ranks;
+  for (size_t i = 0; i < memory.size(); ++i) {
+    absl::StatusOr<CudaContextPtr> context = CudaContext::Open(**driver, gpus[i]);
+    if (!context.ok()) return context.status();
+    ranks.push_back({*std::move(context), memory[i]});
+  }
+  return CudaSwapCopier::Create(std::move(ranks), slots, layers);
 }
 
 }  // namespace palimpsest

@@ -12,6 +12,7 @@
 #include "absl/types/span.h"
 #include "worker/core/block_copier.h"
 #include "worker/core/model_runner.h"
+#include "worker/core/swap_copier.h"
 #include "worker/model/image_layout.h"
 #include "worker/model/model_config.h"
 
@@ -44,6 +45,13 @@ struct CudaCompute {
 absl::StatusOr<CudaCompute> MakeCudaCompute(const ModelConfig& model, const ImageLayout& layout,
                                             absl::Span<const ModelMemory> memory,
                                             ParameterGate* gate, const CudaComputeOptions& options);
+
+// What swaps KV blocks of `layers` layers between `gpus`, one for each rank, and an arena of
+// `slots` blocks of each in pinned host memory, which is taken at once: seconds for many gigabytes.
+// As MakeCudaCompute; ResourceExhausted: the host has no such memory.
+absl::StatusOr<std::unique_ptr<SwapCopier>> MakeCudaSwapCopier(absl::Span<const ModelMemory> memory,
+                                                               const std::vector<int>& gpus,
+                                                               int32_t slots, int layers);
 
 }  // namespace palimpsest
 

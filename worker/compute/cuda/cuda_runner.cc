@@ -360,7 +360,8 @@ absl::Status CudaRunner::Capture() {
 }
 
 const CudaRunner::Graphs* CudaRunner::GraphFor(const StepPlan& plan) const {
-  if (graphs_.empty() || !packer_->IsDecode(plan)) return nullptr;
+  // A graph would wait for all layers' KV before the first.
+  if (graphs_.empty() || plan.arriving || !packer_->IsDecode(plan)) return nullptr;
   for (const Graphs& graphs : graphs_) {
     if (static_cast<size_t>(graphs.rows) >= plan.chunks.size()) return &graphs;
   }

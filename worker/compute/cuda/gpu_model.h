@@ -65,6 +65,7 @@ class GpuModel {
   absl::StatusOr<std::unique_ptr<GpuRunner>> NewRunner(ParameterGate* gate = nullptr) const;
 
   const ModelConfig& config() const { return config_; }
+  const ModelMemory& memory(int rank) const { return memory_[static_cast<size_t>(rank)]; }
   int32_t ranks() const { return layout_.ranks; }
   // The GPU of each rank.
   std::vector<int> devices() const;

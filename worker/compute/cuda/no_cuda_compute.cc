@@ -2,12 +2,26 @@
 
 namespace palimpsest {
 
-absl::StatusOr<CudaCompute> MakeCudaCompute(const ModelConfig&, const ImageLayout&,
-                                            absl::Span<const ModelMemory>, ParameterGate*,
-                                            const CudaComputeOptions&) {
+namespace {
+
+absl::Status NoCuda() {
   return absl::FailedPreconditionError(
       "device cuda: this program was built without a CUDA toolkit; build it where one is (see "
       "README.md), or set engine.device to cpu");
+}
+
+}  // namespace
+
+absl::StatusOr<CudaCompute> MakeCudaCompute(const ModelConfig&, const ImageLayout&,
+                                            absl::Span<const ModelMemory>, ParameterGate*,
+                                            const CudaComputeOptions&) {
+  return NoCuda();
+}
+
+absl::StatusOr<std::unique_ptr<SwapCopier>> MakeCudaSwapCopier(absl::Span<const ModelMemory>,
+                                                               const std::vector<int>&, int32_t,
+                                                               int) {
+  return NoCuda();
 }
 
 }  // namespace palimpsest

@@ -1,0 +1,62 @@
+// Swaps KV blocks of the host back-end: its arena is ordinary memory of this process.
+#ifndef PALIMPSEST_WORKER_COMPUTE_CPU_HOST_SWAP_COPIER_H_
+#define PALIMPSEST_WORKER_COMPUTE_CPU_HOST_SWAP_COPIER_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+
+#include "worker/core/model_runner.h"
+#include "worker/memory/threaded_swap_copier.h"
+
+namespace palimpsest {
+
+class HostSwapCopier final : public ThreadedSwapCopier {
+ public:
+  // Blocks consist of `layers` equal parts. The arena takes memory only as it is written.
+  HostSwapCopier(const ModelMemory& memory, int32_t slots, int layers)
+      : memory_(memory),
+        layers_(layers),
+        arena_(std::make_unique_for_overwrite<std::byte[]>(
+            static_cast<size_t>((memory.kv_block_bytes * slots).count()))) {
+    StartThreads();
+  }
+  ~HostSwapCopier() override { StopThreads(); }
+
+ private:
+  absl::Status CopyOut(const SwapTransfer& transfer) override {
+    const auto size = static_cast<size_t>(memory_.kv_block_bytes.count());
+    for (const SwapMove& move : transfer.moves) std::memcpy(At(move.slot), At(move.block), size);
+    return absl::OkStatus();
+  }
+
+  absl::Status CopyIn(const SwapTransfer& transfer) override {
+    const auto size = static_cast<size_t>(memory_.kv_block_bytes.count());
+    const size_t layer_size = size / static_cast<size_t>(layers_);
+    for (int layer = 0; layer < layers_; ++layer) {
+      const size_t begin = layer_size * static_cast<size_t>(layer);
+      const size_t end = layer + 1 == layers_ ? size : begin + layer_size;
+      for (const SwapMove& move : transfer.moves) {
+        std::memcpy(At(move.block) + begin, At(move.slot) + begin, end - begin);
+      }
+      Pass(layer + 1);
+    }
+    return absl::OkStatus();
+  }
+
+  std::byte* At(BlockId block) const {
+    return memory_.kv + (memory_.kv_block_bytes * block.value()).count();
+  }
+  std::byte* At(SwapSlot slot) const {
+    return arena_.get() + (memory_.kv_block_bytes * slot.value()).count();
+  }
+
+  const ModelMemory memory_;
+  const int layers_;
+  const std::unique_ptr<std::byte[]> arena_;
+};
+
+}  // namespace palimpsest
+
+#endif  // PALIMPSEST_WORKER_COMPUTE_CPU_HOST_SWAP_COPIER_H_

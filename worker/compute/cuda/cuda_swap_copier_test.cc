@@ -1,0 +1,168 @@
+// Over the test double of the driver; tools/gpu-check swaps blocks on a GPU.
+#include "worker/compute/cuda/cuda_swap_copier.h"
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <numeric>
+#include <random>
+#include <utility>
+#include <vector>
+
+#include "common/cuda/testing/fake_driver.h"
+#include "common/cuda/virtual_memory.h"
+#include "gtest/gtest.h"
+
+namespace palimpsest {
+namespace {
+
+using Direction = SwapTransfer::Direction;
+
+constexpr Bytes kSlab = MiB(2);
+constexpr int kSlabs = 8;
+// Blocks straddle slabs; stripes are of four layers or two, as blocks are neighbours or not.
+constexpr Bytes kBlock = KiB(1200);
+constexpr int kLayers = 4;
+constexpr int32_t kSlots = 12;
+const uint32_t kBlocks = static_cast<uint32_t>(kSlab * kSlabs / kBlock);
+
+// On two GPUs, whose blocks of a number differ.
+class CudaSwapCopierTest : public ::testing::Test {
+ protected:
+  CudaSwapCopierTest() {
+    FakeCuda::Reset();
+    std::vector<CudaSwapCopier::Rank> ranks;
+    for (const int gpu : {1, 0}) {
+      ranks.push_back({*CudaContext::Open(FakeCudaDriver(), gpu), {}});
+      ranges_.push_back(*CudaAddressRange::Reserve(FakeCudaDriver(), gpu, kSlab * kSlabs));
+      for (int i = 0; i < kSlabs; ++i) {
+        slabs_.push_back(*CudaAllocation::Create(FakeCudaDriver(), gpu, kSlab));
+        EXPECT_TRUE(ranges_.back().Map(kSlab * i, kSlab, slabs_.back()).ok());
+      }
+      EXPECT_TRUE(ranges_.back().Open(Bytes(0), kSlab * kSlabs).ok());
+      ranks.back().memory.kv = reinterpret_cast<std::byte*>(ranges_.back().base());
+      ranks.back().memory.kv_block_bytes = kBlock;
+    }
+    contexts_ = {ranks[0].context, ranks[1].context};
+    copier_ = *CudaSwapCopier::Create(std::move(ranks), kSlots, kLayers);
+  }
+  ~CudaSwapCopierTest() override {
+    FakeCuda::Resume();
+    copier_.reset();
+    for (const CudaAddressRange& range : ranges_) (void)range.Unmap(Bytes(0), kSlab * kSlabs);
+  }
+
+  void Fill(uint32_t block, int byte) {
+    for (const CudaAddressRange& range : ranges_) {
+      std::memset(At(range, block), byte++, static_cast<size_t>(kBlock.count()));
+    }
+  }
+  bool Holds(uint32_t block, int byte) {
+    for (const CudaAddressRange& range : ranges_) {
+      const auto wanted = static_cast<std::byte>(byte++);
+      if (!std::all_of(At(range, block), At(range, block) + kBlock.count(),
+                       [wanted](std::byte b) { return b == wanted; })) {
+        return false;
+      }
+    }
+    return true;
+  }
+  static std::byte* At(const CudaAddressRange& range, uint32_t block) {
+    return reinterpret_cast<std::byte*>(range.base()) + (kBlock * block).count();
+  }
+
+  static SwapTransfer Transfer(uint64_t id, Direction direction, std::vector<SwapMove> moves,
+                               bool awaited = false) {
+    return {
+        .id = SwapId(id), .direction = direction, .awaited = awaited, .moves = std::move(moves)};
+  }
+
+  void Finish(SwapTransfer transfer) {
+    copier_->Start(std::move(transfer));
+    copier_->AwaitAll();
+    const std::vector<SwapEnded> ended = copier_->TakeEnded();
+    ASSERT_EQ(ended.size(), 1u);
+    EXPECT_TRUE(ended[0].status.ok()) << ended[0].status;
+  }
+
+  std::vector<CudaContextPtr> contexts_;
+  std::vector<CudaAddressRange> ranges_;
+  std::vector<CudaAllocation> slabs_;
+  std::unique_ptr<CudaSwapCopier> copier_;
+};
+
+TEST_F(CudaSwapCopierTest, BringsBackWhatItTookAndTouchesNothingElse) {
+  std::mt19937 random(1);
+  std::vector<int> blocks(kBlocks);
+  std::map<uint32_t, int> slots;
+  for (uint32_t b = 0; b < kBlocks; ++b) Fill(b, blocks[b] = static_cast<int>(random() % 200));
+  for (uint64_t id = 1; id < 40; ++id) {
+    const bool out = random() % 2 == 0;
+    // Neighbours now and then, so that some copies are of several blocks.
+    std::vector<uint32_t> order(std::min<uint32_t>(kBlocks, kSlots));
+    std::iota(order.begin(), order.end(), 0);
+    std::vector<uint32_t> places = order;
+    if (random() % 2 == 0) std::shuffle(order.begin(), order.end(), random);
+    if (random() % 2 == 0) std::shuffle(places.begin(), places.end(), random);
+    std::vector<SwapMove> moves;
+    for (size_t i = 0; i < 1 + random() % 6; ++i) {
+      if (!out && !slots.contains(places[i])) continue;
+      moves.push_back({BlockId(order[i]), SwapSlot(places[i])});
+      if (out) {
+        slots[places[i]] = blocks[order[i]];
+      } else {
+        blocks[order[i]] = slots[places[i]];
+      }
+    }
+    ASSERT_NO_FATAL_FAILURE(Finish(Transfer(id, out ? Direction::kOut : Direction::kIn, moves)));
+    for (uint32_t b = 0; b < kBlocks; ++b) ASSERT_TRUE(Holds(b, blocks[b])) << b;
+  }
+}
+
+TEST_F(CudaSwapCopierTest, StepsFollowBehindTheLayersThatTheyWaitFor) {
+  Fill(1, 7);
+  Finish(Transfer(1, Direction::kOut, {{BlockId(1), SwapSlot(0)}}));
+  Fill(2, 50);
+  FakeCuda::Pause();
+  copier_->Start(Transfer(2, Direction::kIn, {{BlockId(2), SwapSlot(0)}}, /*awaited=*/true));
+  std::vector<void*> events(2, nullptr);
+  // Enqueued, not there.
+  ASSERT_TRUE(copier_->LayerEvents(kLayers - 1, absl::MakeSpan(events)).ok());
+  EXPECT_TRUE(copier_->TakeEnded().empty());
+  for (size_t i = 0; i < 2; ++i) {
+    ASSERT_NE(events[i], nullptr);
+    EXPECT_EQ(FakeCudaDriver().cuEventQuery(static_cast<CUevent>(events[i])), CUDA_ERROR_NOT_READY);
+  }
+  FakeCuda::Resume();
+  for (void* event : events) {
+    EXPECT_EQ(FakeCudaDriver().cuEventSynchronize(static_cast<CUevent>(event)), CUDA_SUCCESS);
+  }
+  EXPECT_TRUE(Holds(2, 7));
+  copier_->AwaitAll();
+  EXPECT_EQ(copier_->TakeEnded().size(), 1u);
+}
+
+TEST_F(CudaSwapCopierTest, NobodyWaitsForKvThatNoStepHas) {
+  FakeCuda::Pause();
+  copier_->Start(Transfer(1, Direction::kIn, {{BlockId(2), SwapSlot(0)}}));
+  std::vector<void*> events(2, nullptr);
+  EXPECT_TRUE(copier_->LayerEvents(0, absl::MakeSpan(events)).ok());
+  EXPECT_EQ(events, std::vector<void*>(2, nullptr));
+  FakeCuda::Resume();
+  copier_->AwaitAll();
+}
+
+TEST_F(CudaSwapCopierTest, LeavingAndReturningGoAtTheSameTime) {
+  FakeCuda::Pause();
+  copier_->Start(Transfer(1, Direction::kOut, {{BlockId(1), SwapSlot(1)}}));
+  copier_->Start(Transfer(2, Direction::kIn, {{BlockId(2), SwapSlot(0)}}, /*awaited=*/true));
+  std::vector<void*> events(2, nullptr);
+  EXPECT_TRUE(copier_->LayerEvents(0, absl::MakeSpan(events)).ok());
+  EXPECT_NE(events[0], nullptr);
+  FakeCuda::Resume();
+  copier_->AwaitAll();
+  EXPECT_EQ(copier_->TakeEnded().size(), 2u);
+}
+
+}  // namespace
+}  // namespace palimpsest
