@@ -8,6 +8,7 @@
 
 #include <atomic>
 #include <cstdlib>
+#include <optional>
 #include <set>
 #include <utility>
 
@@ -145,6 +146,54 @@ TEST_P(NodeTest, BothTenantsUnderPressureAtOnceKeepTheirTokens) {
   }
   const std::vector<Generation> calm = OneByOne(node, requests);
   ExpectSameTokens(node, requests, calm, AllAtOnce(node, requests));
+  EXPECT_TRUE(node.StopAll().ok());
+}
+
+// What the worker says of a counter; nothing where there is no curl to ask with.
+std::optional<double> Counter(Node& node, const std::string& tenant, const std::string& row) {
+  const std::string file = absl::StrCat(node.folder(), "/", tenant, ".metrics");
+  const std::string command = absl::StrCat("curl --silent --fail --max-time 20 --output ", file,
+                                           " http://", node.MetricsAddress(tenant), "/metrics");
+  if (std::system(command.c_str()) != 0) return std::nullopt;
+  const absl::StatusOr<std::string> text = ReadFile(file, MiB(1));
+  const size_t at = text.ok() ? text->find(absl::StrCat("\n", row, " ")) : std::string::npos;
+  if (at == std::string::npos) return std::nullopt;
+  return std::atof(text->c_str() + at + row.size() + 2);
+}
+
+TEST_P(NodeTest, SwappedKvKeepsTokensAndParametersStay) {
+  NodeOptions options = TwoTenants();
+  options.policy.push_back("memory_policy: swap");
+  options.engine.push_back("swap_space: 64 MiB");
+  Node node(options);
+  node.Start();
+  std::vector<Node::Request> requests;
+  for (int i = 0; i < 9; ++i) {
+    requests.push_back(Story("alpha", i, 600));
+    requests.push_back(Story("beta", i, 600));
+  }
+  const std::vector<Generation> calm = OneByOne(node, requests);
+  const std::vector<Generation> pressed = AllAtOnce(node, requests);
+  ExpectSameTokens(node, requests, calm, pressed);
+  int preemptions = 0;
+  for (const Generation& generation : pressed) preemptions += generation.usage.preemptions();
+  EXPECT_GT(preemptions, 0);
+  double swapped_in = 0;
+  for (const char* tenant : {"alpha", "beta"}) {
+    EXPECT_EQ(node.Tenant(tenant).parameter_slabs(), Node::kImageSlabs);
+    const auto bytes =
+        Counter(node, tenant, "palimpsest_worker_swapped_bytes_total{direction=\"in\"}");
+    if (!bytes.has_value()) GTEST_SKIP() << "curl is not installed here";
+    swapped_in += *bytes;
+  }
+  EXPECT_GT(swapped_in, 0);
+  const absl::StatusOr<GetStatusResponse> status = node.BrokerStatus();
+  ASSERT_TRUE(status.ok()) << status.status();
+  EXPECT_EQ(status->memory_policy(), "swap");
+  for (const auto& transfer : status->transfers()) {
+    EXPECT_FALSE(transfer.kind() == palimpsest::v1::Transfer::KIND_REVOKE &&
+                 transfer.role() == palimpsest::v1::SLAB_ROLE_PARAMETER);
+  }
   EXPECT_TRUE(node.StopAll().ok());
 }
 
