@@ -13,7 +13,8 @@
 
 namespace palimpsest {
 
-// Of a mapped image whose size is a multiple of slab_bytes. `progress` is called after each slab.
+// Of a mapped image whose size is a multiple of slab_bytes, computed by all cores. `progress` is
+// called now and then and at the end, from this thread.
 std::vector<uint64_t> ImageChecksums(
     absl::Span<const std::byte> image, Bytes slab_bytes,
     const std::function<void(Bytes done, Bytes total)>& progress = nullptr);
