@@ -5,7 +5,6 @@
 #include <limits>
 #include <vector>
 
-#include "worker/compute/cuda/argmax.h"
 #include "worker/compute/cuda/bench_device.h"
 #include "worker/compute/cuda/skinny_gemm_check.h"
 
@@ -243,48 +242,6 @@ SkinnyCheck CheckSkinnyGemm(SkinnyLauncher launch) {
     }
   }
   return result;
-}
-
-bool CheckArgmax() {
-  constexpr float kInfinity = std::numeric_limits<float>::infinity();
-  constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
-  bool passed = true;
-  for (const int columns : {1, 31, 4097, 32768, 50272, 128256}) {
-    constexpr int kRows = 6;
-    std::vector<float> logits(static_cast<size_t>(kRows) * columns);
-    for (size_t i = 0; i < logits.size(); ++i) {  // many equals
-      logits[i] = static_cast<float>((i * 2654435761u >> 7) % 1000);
-    }
-    std::fill_n(logits.begin(), columns, -kInfinity);
-    std::fill_n(logits.begin() + columns, columns, kNan);
-    std::fill_n(logits.begin() + 2 * static_cast<int64_t>(columns), columns, -1.0f);
-    logits[3 * static_cast<int64_t>(columns)] = kNan;
-    logits[5 * static_cast<int64_t>(columns) - 1] = kInfinity;
-    Buffer<float> device(logits.size());
-    Buffer<int32_t> tokens(kRows);
-    tokens.Poison();
-    Check(cudaMemcpy(device.data(), logits.data(), logits.size() * 4, cudaMemcpyHostToDevice),
-          "cudaMemcpy");
-    Check(LaunchArgmax(device.data(), columns, kRows, columns, tokens.data(), false, nullptr),
-          "LaunchArgmax");
-    const std::vector<int32_t> found = tokens.Read();
-    for (int row = 0; row < kRows; ++row) {
-      int best = 0;
-      float value = -kInfinity;
-      for (int i = 0; i < columns; ++i) {
-        const float v = logits[static_cast<int64_t>(row) * columns + i];
-        if (v > value) {
-          value = v;
-          best = i;
-        }
-      }
-      if (found[row] == best) continue;
-      passed = false;
-      std::printf("FAILED: argmax of row %d of %d columns: expected %d, came %d\n", row, columns,
-                  best, found[row]);
-    }
-  }
-  return passed;
 }
 
 }  // namespace palimpsest::bench

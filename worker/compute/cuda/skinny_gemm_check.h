@@ -22,9 +22,6 @@ struct SkinnyCheck {
 // second run or another number of tokens gives a row other bits, or if memory around y changes.
 SkinnyCheck CheckSkinnyGemm(SkinnyLauncher launch);
 
-// Prints each failure of LaunchArgmax against a search on the host.
-bool CheckArgmax();
-
 }  // namespace palimpsest::bench
 
 #endif  // PALIMPSEST_WORKER_COMPUTE_CUDA_SKINNY_GEMM_CHECK_H_
