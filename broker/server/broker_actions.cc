@@ -287,6 +287,7 @@ v1::GetStatusResponse Broker::Status() {
   out.set_quarantined_slabs(snapshot.quarantined_slabs + snapshot.lost_slabs);
   out.set_backend(parts_.device.name());
   out.set_memory_policy(std::string(MemoryPolicyName(options_.memory_policy)));
+  out.set_slab_pieces(static_cast<uint32_t>(parts_.device.pieces()));
   for (uint32_t i = 0; i < snapshot.tenants.size(); ++i) {
     FillTenant(snapshot.tenants[i], TenantId(i), *out.add_tenants());
   }

@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
+#include <atomic>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -29,10 +30,13 @@ using ::testing::StartsWith;
 
 class FakeBroker : public v1::Broker::Service {
  public:
+  std::atomic<uint32_t> slab_pieces = 1;
+
   grpc::Status GetStatus(grpc::ServerContext*, const v1::GetStatusRequest*,
                          v1::GetStatusResponse* response) override {
     response->set_broker_generation(2);
     response->set_backend("host");
+    response->set_slab_pieces(slab_pieces);
     response->set_slab_bytes(2 << 20);
     response->set_pool_slabs(368);
     response->set_free_slabs(40);
@@ -218,6 +222,14 @@ TEST_F(Palctl, StatusShowsTenantsSlabsAndWorkers) {
                           HasSubstr("beta (pinned)"), HasSubstr("no worker"), HasSubstr("4/256"),
                           HasSubstr("127.0.0.1:9110")));
   EXPECT_THAT(out_, HasSubstr("router, tenant beta: the bearer token belongs to no tenant"));
+}
+
+TEST_F(Palctl, StatusSaysHowManyGpusASlabLiesOn) {
+  ASSERT_EQ(Run({"status"}), kDone) << err_;
+  EXPECT_THAT(out_, HasSubstr("slabs of 2 MiB (736 MiB), "));
+  broker_.slab_pieces = 2;
+  ASSERT_EQ(Run({"status"}), kDone) << err_;
+  EXPECT_THAT(out_, HasSubstr("slabs of 2 MiB (736 MiB on each of 2 GPUs), "));
 }
 
 TEST_F(Palctl, StatusAsJsonHasEverything) {

@@ -142,6 +142,7 @@ json StatusJson(const NodeStatus& status) {
   json result = {{"broker_generation", broker.broker_generation()},
                  {"backend", broker.backend()},
                  {"memory_policy", broker.memory_policy()},
+                 {"slab_pieces", broker.slab_pieces()},
                  {"slab_bytes", broker.slab_bytes()},
                  {"pool_slabs", broker.pool_slabs()},
                  {"free_slabs", broker.free_slabs()},
@@ -167,10 +168,12 @@ json StatusJson(const NodeStatus& status) {
 std::string StatusTable(const NodeStatus& status) {
   const v1::GetStatusResponse& broker = status.broker;
   const Bytes slab(static_cast<int64_t>(broker.slab_bytes()));
+  const std::string each =
+      broker.slab_pieces() > 1 ? absl::StrCat(" on each of ", broker.slab_pieces(), " GPUs") : "";
   std::string text =
       absl::StrCat("broker: generation ", broker.broker_generation(), ", ", broker.backend(),
                    " back-end, pool ", broker.pool_slabs(), " slabs of ", slab.ToString(), " (",
-                   (slab * static_cast<int64_t>(broker.pool_slabs())).ToString(),
+                   (slab * static_cast<int64_t>(broker.pool_slabs())).ToString(), each,
                    "), memory policy ", broker.memory_policy(), "\n",
                    "slabs: ", broker.free_slabs(), " free, ", broker.granted_slabs(), " granted, ",
                    broker.revoking_slabs(), " revoking, ", broker.cleaning_slabs(), " cleaning, ",
