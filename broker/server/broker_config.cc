@@ -13,10 +13,19 @@ namespace {
 
 constexpr size_t kMaxTenants = 64;
 constexpr int64_t kMaxPoolSlabs = 1 << 20;
-// A worker's context was measured at 520 to 545 MiB with its kernels and graphs.
+// A worker's context was measured at 520 to 545 MiB with its kernels and graphs, and with what NCCL
+// and the inboxes of its GPUs take on each of two GPUs at 1,410 MiB.
 constexpr Bytes kContextAllowance = MiB(640);
+constexpr Bytes kSharedContextAllowance = MiB(1536);
 
-BrokerTenant ReadTenant(ConfigReader& reader, Bytes pool_bytes, bool cuda) {
+// Of a tenant that does not say.
+Bytes ContextAllowance(const BrokerConfig& config) {
+  if (config.backend != BrokerConfig::Backend::kCuda) return Bytes(0);
+  return config.gpus.size() > 1 ? kSharedContextAllowance : kContextAllowance;
+}
+
+BrokerTenant ReadTenant(ConfigReader& reader, const BrokerConfig& config) {
+  const Bytes pool_bytes = config.pool_bytes;
   BrokerTenant tenant;
   tenant.name = reader.String("name");
   if (tenant.name.empty() || tenant.name.size() > kMaxTenantBytes) {
@@ -45,9 +54,10 @@ BrokerTenant ReadTenant(ConfigReader& reader, Bytes pool_bytes, bool cuda) {
       "kv_dtype", {{"bf16", KvDtype::kBf16}, {"fp8_e4m3", KvDtype::kFp8E4m3}}, KvDtype::kBf16);
   tenant.model.kv_block_tokens = reader.Int("kv_block_tokens", 1, 4096, 16);
   tenant.workspace = reader.Size("workspace", Bytes(0), pool_bytes, Bytes(0));
-  tenant.context =
-      reader.Size("context", Bytes(0), pool_bytes, cuda ? kContextAllowance : Bytes(0));
-  if (!cuda && tenant.context > Bytes(0)) reader.Error("context", "only with backend: cuda");
+  tenant.context = reader.Size("context", Bytes(0), pool_bytes, ContextAllowance(config));
+  if (config.backend != BrokerConfig::Backend::kCuda && tenant.context > Bytes(0)) {
+    reader.Error("context", "only with backend: cuda");
+  }
   tenant.priority = static_cast<int32_t>(reader.Int("priority", -1000, 1000, 0));
   tenant.pin = reader.Bool("pin", false);
   tenant.floor = reader.Size("floor", Bytes(0), pool_bytes, Bytes(0));
@@ -172,8 +182,7 @@ absl::StatusOr<BrokerConfig> ReadBrokerConfig(YamlConfig& yaml, const std::strin
   if (tenants.empty()) root.Error("tenants", "expected at least one tenant");
   std::set<std::string> names;
   for (ConfigReader& reader : tenants) {
-    config.tenants.push_back(
-        ReadTenant(reader, config.pool_bytes, config.backend == BrokerConfig::Backend::kCuda));
+    config.tenants.push_back(ReadTenant(reader, config));
     if (!names.insert(config.tenants.back().name).second) {
       reader.Error("name", absl::StrCat("a second tenant ", config.tenants.back().name));
     }

@@ -127,6 +127,13 @@ TEST(ReadBrokerConfig, ContextsOfAGpuAreInsideThePool) {
   ASSERT_TRUE(standard.ok()) << standard.status();
   EXPECT_EQ(standard->tenants[0].context, MiB(640));
   EXPECT_EQ(standard->policy.pool_slabs, (1024 - 640) / 32);
+  const auto shared = Read(
+      "node: n1\nstate_dir: state\ncontrol_socket: b\ndescriptor_socket: d\n"
+      "pool: {backend: cuda, gpus: [0, 1], bytes: 2 GiB}\ntenants:\n" +
+      std::string(kTenant));
+  ASSERT_TRUE(shared.ok()) << shared.status();
+  EXPECT_EQ(shared->tenants[0].context, MiB(1536));  // with what GPUs need to talk to each other
+  EXPECT_EQ(shared->policy.pool_slabs, (2048 - 1536) / 32);
   const auto small = Read(absl::StrCat(kCuda, kTenant, "    context: 16 MiB\n"));
   ASSERT_TRUE(small.ok()) << small.status();
   EXPECT_EQ(small->policy.pool_slabs, 31);
