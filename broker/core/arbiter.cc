@@ -74,6 +74,13 @@ void Arbiter::Impl::OnTick(absl::Time now) {
                         absl::FormatDuration(options_.grant_deadline)),
            now);
     }
+    const std::optional<RotationInFlight>& rotation = session->rotation.in_flight;
+    if (rotation.has_value() && rotation->deadline <= now) {
+      Kill(*session,
+           absl::StrCat("SetRotation ", rotation->id.value(), " was not answered within ",
+                        absl::FormatDuration(rotation->deadline - rotation->sent)),
+           now);
+    }
     if (session->activation.has_value() && session->activation->deadline <= now) {
       RefuseActivation(*session,
                        absl::StrCat("waited ", absl::FormatDuration(options_.activation_deadline)),
@@ -93,6 +100,9 @@ absl::Time Arbiter::Impl::NextDeadline() const {
     if (session->activation.has_value()) next = std::min(next, session->activation->deadline);
     for (const RevokeInFlight& revoke : session->revokes) next = std::min(next, revoke.deadline);
     for (const GrantInFlight& grant : session->grants) next = std::min(next, grant.deadline);
+    if (session->rotation.in_flight.has_value()) {
+      next = std::min(next, session->rotation.in_flight->deadline);
+    }
   }
   return next;
 }
@@ -117,6 +127,9 @@ ArbiterSnapshot Arbiter::Impl::Snapshot() const {
       view.load = session.load;
       view.parameter_slabs = session.parameters_held();
       view.kv_slabs = session.kv_held;
+      view.slot_slabs = session.rotation.slots_held;
+      view.rotation = session.rotation.now;
+      view.rotation_in_flight = session.rotation.in_flight.has_value();
       view.workspace_slabs = session.connected() ? session.workspace_held() : 0;
       view.image_slabs = session.image_slabs();
       const uint32_t owned = ledger_->CountOf(session.id);
@@ -144,7 +157,9 @@ absl::Status Arbiter::Impl::CheckConsistency() const {
       return absl::InternalError(
           absl::StrCat("session ", session->id.value(), " miscounts its ", what));
     };
-    uint32_t granted = 0, revoking = 0, kv = 0;
+    uint32_t granted = 0, revoking = 0, kv = 0, slots = 0, given_back = 0;
+    std::vector<SlabId> leaving;
+    if (session->rotation.in_flight.has_value()) leaving = session->rotation.in_flight->given_back;
     std::vector<uint32_t> stages(session->stages.size(), 0);
     for (const std::optional<SlabId>& slab : session->workspace) {
       if (slab.has_value() && (ledger_->record(*slab).owner != session->id ||
@@ -167,7 +182,20 @@ absl::Status Arbiter::Impl::CheckConsistency() const {
         ++kv;
         continue;
       }
+      if (std::find(leaving.begin(), leaving.end(), slab) != leaving.end()) {
+        if (record.state != SlabState::kRevoking) return wrong("slabs that a rotation gives back");
+        ++given_back;
+        continue;
+      }
       const uint32_t place = record.region_index.value();
+      if (record.role == SlabRole::kSlot) {
+        if (place >= session->rotation.slots.size() || session->rotation.slots[place] != slab ||
+            record.state != SlabState::kGranted) {
+          return wrong("slots");
+        }
+        ++slots;
+        continue;
+      }
       if (place >= session->image_slabs() || session->parameters[place] != slab) {
         return wrong("places");
       }
@@ -180,6 +208,12 @@ absl::Status Arbiter::Impl::CheckConsistency() const {
       return wrong("parameters");
     }
     if (kv != session->kv_held) return wrong("KV slabs");
+    if (slots != session->rotation.slots_held || given_back != leaving.size()) {
+      return wrong("slots");
+    }
+    if (!CheckPlaces(session->places(), session->rotation.now).ok()) {
+      return wrong("rotating layers");
+    }
     uint32_t kv_revoking = 0, revoked = 0, unmapped = 0;
     for (const RevokeInFlight& revoke : session->revokes) {
       kv_revoking += revoke.kv_outstanding;
@@ -192,10 +226,8 @@ absl::Status Arbiter::Impl::CheckConsistency() const {
       return wrong("revokes");
     }
     if (unmapped != session->kv_unmapped) return wrong("unmapped KV slabs");
-    const auto first =
-        std::find(session->parameters.begin(), session->parameters.end(), std::optional<SlabId>());
-    if (first - session->parameters.begin() < static_cast<ptrdiff_t>(session->first_vacant)) {
-      return wrong("vacant places");
+    for (uint32_t place = 0; place < session->first_vacant; ++place) {
+      if (session->VacantAt(place)) return wrong("vacant places");
     }
   }
   const uint32_t with_owner =
@@ -225,8 +257,9 @@ absl::StatusOr<SessionId> Arbiter::OnAttach(TenantId tenant,
 }
 absl::Status Arbiter::OnReattach(SessionId session, TenantId tenant,
                                  absl::Span<const ParameterStage> stages,
-                                 absl::Span<const HeldSlab> held, absl::Time now) {
-  return impl_->OnReattach(session, tenant, stages, held, now);
+                                 absl::Span<const HeldSlab> held, const Rotation& rotation,
+                                 absl::Time now) {
+  return impl_->OnReattach(session, tenant, stages, held, rotation, now);
 }
 void Arbiter::OnActivate(SessionId session, ActivateReason reason, absl::Time now) {
   impl_->OnActivate(session, reason, now);
@@ -249,6 +282,9 @@ void Arbiter::OnReleaseKv(SessionId session, absl::Span<const SlabId> slabs, abs
 void Arbiter::OnGrantMapped(SessionId session, GrantId grant, absl::Duration map,
                             absl::Duration restore, absl::Time now) {
   impl_->OnGrantMapped(session, grant, map, restore, now);
+}
+void Arbiter::OnRotationDone(SessionId session, RotationId rotation, absl::Time now) {
+  impl_->OnRotationDone(session, rotation, now);
 }
 void Arbiter::OnReport(SessionId session, const SessionLoad& load, absl::Time now) {
   impl_->OnReport(session, load, now);

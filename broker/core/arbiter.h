@@ -22,10 +22,22 @@
 //      whole stages, the last ones first, only as many as needed. A tenant whose worker is silent,
 //      that is, has not reported for longer than report_patience, counts as inactive, and its KV
 //      goes too: it either answers the Revoke or misses the deadline and loses everything;
-//   4. for a requester below its floor, or of higher priority: KV of tenants above their floor (for
+//   4. layers of active tenants that are not of higher priority, its own included, one more at a
+//      time, as long as their copies are hidden behind compute (remap_policy.h); a tenant with a
+//      floor gives others only what it holds above it;
+//   5. for a requester below its floor, or of higher priority: KV of tenants above their floor (for
 //      more than is needed: only what its holder does not need);
-//   5. for an activation: the requester's own KV;
-//   6. for a requester below its floor: parameters of active best-effort tenants.
+//   6. for an activation: the requester's own KV;
+//   7. for a requester below its floor: parameters of active best-effort tenants.
+//
+// Rotation: layers whose memory was taken from an active tenant have their bytes copied into slots
+// each time they run (common/rotation.h). One SetRotation of a session is under way at a time, and
+// none while parameters of it are granted, revoked or activated. More freed layers: slabs are given
+// back with the answer. Fewer: slabs are granted first, at spare places (slab_moves.h), and moved
+// by a SetRotation once they are there. An inactive tenant whose parameters are taken stops
+// rotating first, by giving back its slots; its revoke follows the answer. A SetRotation that is
+// under way when its worker loses the connection is void: what the worker has when it returns
+// counts.
 #ifndef PALIMPSEST_BROKER_CORE_ARBITER_H_
 #define PALIMPSEST_BROKER_CORE_ARBITER_H_
 
@@ -43,16 +55,30 @@
 #include "broker/core/parameter_stage.h"
 #include "broker/core/pool_config.h"
 #include "broker/core/remap_log.h"
+#include "broker/core/remap_policy.h"
 #include "broker/core/slab_ledger.h"
 #include "broker/core/victim_order.h"
 #include "common/bytes.h"
 #include "common/ids.h"
+#include "common/rotation.h"
 
 namespace palimpsest {
 
+struct RotationOptions {
+  // Whether layers of active tenants are taken. If not, those of returning workers come back.
+  bool enabled = false;
+  SlotPreference slots = SlotPreference::kAuto;
+  // Most layers of a model that may be freed, as a share of those that can rotate.
+  double cap = 0.5;
+  // Whether layers come back while their tenant is active.
+  bool reversion = true;
+};
+
 struct ArbiterOptions {
   uint32_t pool_slabs = 0;
+  // Of one slab, on each GPU of the pool.
   Bytes slab_bytes = MiB(2);
+  RotationOptions rotation;
   // Counts restarts of the broker on this node, from 1.
   uint32_t generation = 1;
   // A Revoke not answered by then costs the worker its life. Well above the longest step.
@@ -142,7 +168,11 @@ struct TenantSnapshot {
   // Held (kGranted and kRevoking), by role.
   uint32_t parameter_slabs = 0;
   uint32_t kv_slabs = 0;
+  uint32_t slot_slabs = 0;
   uint32_t workspace_slabs = 0;
+  // As the worker was told last.
+  Rotation rotation;
+  bool rotation_in_flight = false;
   uint32_t image_slabs = 0;
   uint32_t quarantined_slabs = 0;
   uint32_t lost_slabs = 0;
@@ -202,12 +232,15 @@ class Arbiter {
   // is taken back. The session keeps its id and its slabs keep their epochs, so that a worker which
   // misses the answer can try again. Grants in flight count as mapped; revokes in flight are sent
   // again for what is still held. Activate, SetKvTarget and Report must be sent anew; until the
-  // first Report the session counts as active. PermissionDenied, and the worker is killed, if it
-  // claims a slab that is not its own under that epoch, role and place. NotFound for a session that
-  // is not known (the worker must attach anew), FailedPrecondition for one that is connected.
+  // first Report the session counts as active. `rotation` is what its memory is mapped for; where
+  // layers can rotate, its word on which of its parameter and slot slabs lies where counts, if that
+  // makes sense. PermissionDenied, and the worker is killed, if it claims a slab that is not its
+  // own under that epoch and role, or places that contradict each other, the ledger or the
+  // rotation. NotFound for a session that is not known (the worker must attach anew),
+  // FailedPrecondition for one that is connected.
   absl::Status OnReattach(SessionId session, TenantId tenant,
                           absl::Span<const ParameterStage> stages, absl::Span<const HeldSlab> held,
-                          absl::Time now);
+                          const Rotation& rotation, absl::Time now);
 
   // Messages of a worker; see broker.proto. Idempotent where the message is.
   void OnActivate(SessionId session, ActivateReason reason, absl::Time now);
@@ -221,6 +254,7 @@ class Arbiter {
   void OnReleaseKv(SessionId session, absl::Span<const SlabId> slabs, absl::Time now);
   void OnGrantMapped(SessionId session, GrantId grant, absl::Duration map, absl::Duration restore,
                      absl::Time now);
+  void OnRotationDone(SessionId session, RotationId rotation, absl::Time now);
   void OnReport(SessionId session, const SessionLoad& load, absl::Time now);
   // The worker says it unmapped everything. Its slabs come back when its process is gone, for which
   // it has reattach_grace.

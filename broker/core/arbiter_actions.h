@@ -12,7 +12,9 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "broker/core/slab_ledger.h"
+#include "broker/core/slab_moves.h"
 #include "common/ids.h"
+#include "common/rotation.h"
 
 namespace palimpsest {
 
@@ -33,7 +35,8 @@ absl::string_view MoveReasonName(MoveReason reason);
 struct GrantedSlab {
   SlabId slab;
   Epoch epoch;
-  // Parameters, workspace: the place in that region. KV: 0, the worker chooses.
+  // Parameters, workspace, slots (spare places): the place in that region. KV: 0, the worker
+  // chooses.
   RegionIndex region_index;
 };
 
@@ -58,6 +61,17 @@ struct SendRevoke {
   // When the arbiter will have the worker killed if it has not answered.
   absl::Time deadline;
   MoveReason reason = MoveReason::kActivation;
+};
+
+// Which layers rotate from now on. Slabs that it gives back come back with OnRotationDone.
+struct SendSetRotation {
+  SessionId session;
+  RotationId id;
+  Rotation rotation;
+  std::vector<SlabMove> moves;
+  // When the arbiter will have the worker killed if it has not answered.
+  absl::Time deadline;
+  MoveReason reason = MoveReason::kKvDemand;
 };
 
 struct SendActivateRefused {
@@ -92,21 +106,23 @@ enum class TransferKind : uint8_t {
   kGrant,    // Grant decided to mapped, without the restore
   kRestore,  // parameters copied back from the image
   kClean,    // given back to scrubbed or retired
+  kRotate,   // SetRotation decided to RotationDone received
 };
 
 // A finished movement, for status and metrics.
 struct TransferFinished {
   TransferKind kind = TransferKind::kGrant;
   TenantId tenant;
-  SlabRole role = SlabRole::kNone;  // kNone for kClean
+  SlabRole role = SlabRole::kNone;  // kNone for kClean, kSlot for kRotate
   uint32_t slabs = 0;
   absl::Duration duration;
   MoveReason reason = MoveReason::kActivation;
   absl::Time finished_at;
 };
 
-using ArbiterAction = std::variant<SendGrant, SendRevoke, SendActivateRefused, SendKvPressure,
-                                   KillProcess, CleanSlabs, SessionEnded, TransferFinished>;
+using ArbiterAction =
+    std::variant<SendGrant, SendRevoke, SendSetRotation, SendActivateRefused, SendKvPressure,
+                 KillProcess, CleanSlabs, SessionEnded, TransferFinished>;
 
 }  // namespace palimpsest
 

@@ -24,7 +24,7 @@ std::vector<SimulatedTenant> Tenants() {
         .workspace_slabs = 2},
        EvenStages(5, 4)},
       {{.name = "high", .priority = 2, .floor_slabs = 20, .quota_slabs = 80, .sequence_slabs = 4},
-       EvenStages(4, 4)},
+       RotatingStages(8, 2)},
       {{.name = "low",
         .priority = 0,
         .floor_slabs = 17,
@@ -37,16 +37,18 @@ std::vector<SimulatedTenant> Tenants() {
         .quota_slabs = 96,
         .sequence_slabs = 8,
         .workspace_slabs = 3},
-       EvenStages(10, 3)},
+       RotatingStages(10, 3)},
       {{.name = "effort-high", .priority = 2, .quota_slabs = 50, .sequence_slabs = 8},
-       EvenStages(20, 1)},
+       RotatingStages(20, 1)},
   };
 }
 
 ArbiterOptions Options(bool skip_clean) {
   return ArbiterOptions{.pool_slabs = kPool,
+                        .rotation = {.enabled = true, .cap = 0.8},
                         .generation = 1,
                         .kv_step_slabs = 4,
+                        .reversion_delay = absl::Milliseconds(500),
                         .skip_clean_for_same_tenant = skip_clean};
 }
 
@@ -112,6 +114,7 @@ class Fuzzer {
         return;
       case 8:
         if (Below(20) == 0) node_.RestartBroker();
+        if (Below(4) == 0) node_.set_image_bytes_per_second(1e9 * Below(8));
         return;
       case 9:
         node_.Settle();
@@ -182,6 +185,12 @@ class Fuzzer {
       default:
         if (Below(2) == 0 && !worker.grants.empty()) {
           node_.MapGrant(worker, absl::Milliseconds(Below(700)));
+        } else if (!worker.rotations.empty()) {
+          if (Below(12) == 0) {
+            node_.FinishRotationAndLoseConnection(worker);
+          } else {
+            node_.FinishRotation(worker);
+          }
         } else if (!worker.revokes.empty()) {
           if (Below(3) == 0) {
             node_.AnswerRevokePart(worker, 1 + Below(4));
@@ -200,6 +209,14 @@ class Fuzzer {
       if (!node_.workers()[session].killed) problems_.push_back("a false claim was not punished");
       return;
     }
+    if (Below(30) == 0) {
+      const Rotation truth = std::exchange(
+          worker.rotation, Rotation{.stages = {0, 1}, .slots = 1});  // the first never rotates
+      if (node_.Reattach(worker).ok()) problems_.push_back("a false rotation was accepted");
+      if (!worker.killed) problems_.push_back("a false claim was not punished");
+      worker.rotation = truth;
+      return;
+    }
     if (const absl::Status status = node_.Reattach(worker); !status.ok()) {
       problems_.push_back(status.ToString());
     }
@@ -209,7 +226,7 @@ class Fuzzer {
   void Lie(SimulatedWorker& worker) {
     const SessionId session = worker.session;
     const std::vector<SlabId> parameters = worker.Slabs(SlabRole::kParameter);
-    switch (Below(5)) {
+    switch (Below(6)) {
       case 0:
         node_.arbiter().OnReleaseKv(session, {SlabId(kPool + Below(3))}, node_.now());
         break;
@@ -220,6 +237,9 @@ class Fuzzer {
         node_.arbiter().OnRevokeDone(session, RevokeId((7ull << 40) + 1), {}, node_.now());
         break;
       case 3:
+        node_.arbiter().OnRotationDone(session, RotationId((7ull << 40) + 1), node_.now());
+        break;
+      case 4:
         node_.arbiter().OnGrantMapped(session, GrantId((7ull << 40) + 1), {}, {}, node_.now());
         break;
       default:
@@ -279,7 +299,8 @@ class Fuzzer {
     const SimulatedWorker& left = node_.workers()[hung_session];
     const bool pinned = tenants_[left.tenant.value()].config.pinned;
     const bool could_give =
-        left.Count(SlabRole::kKv) > 0 || (!pinned && left.Count(SlabRole::kParameter) > 0);
+        left.Count(SlabRole::kKv) > 0 ||
+        (!pinned && left.Count(SlabRole::kParameter) + left.Count(SlabRole::kSlot) > 0);
     if (could_give && node_.workers()[needy_session].Count(SlabRole::kKv) < kv) {
       problems_.push_back("a hung worker kept what another one needed");
     }
@@ -307,7 +328,7 @@ class Fuzzer {
       node_.Advance(absl::Milliseconds(500));
       worker = &node_.workers()[session];
       if (worker->refusals > refusals) problems_.push_back("a floor was refused");
-      if (worker->Count(SlabRole::kParameter) == image && worker->Count(SlabRole::kKv) >= kv &&
+      if (node_.Complete(*worker) && worker->Count(SlabRole::kKv) >= kv &&
           worker->Count(SlabRole::kWorkspace) == config.config.workspace_slabs) {
         return;
       }
@@ -338,7 +359,7 @@ class Fuzzer {
 TEST(ArbiterFuzz, InvariantsHoldUnderRandomEvents) {
   int grants = 0, kills = 0, refused = 0, revokes = 0, parameter_revokes = 0, workspaces = 0,
       parts = 0;
-  int hangs = 0, hung_killed = 0;
+  int hangs = 0, hung_killed = 0, rotations = 0, reverted = 0, spare = 0;
   for (uint32_t seed = 1; seed <= 60; ++seed) {
     Fuzzer fuzzer(seed);
     fuzzer.Run(3000);
@@ -352,6 +373,9 @@ TEST(ArbiterFuzz, InvariantsHoldUnderRandomEvents) {
     parts += fuzzer.Occurrences("part ");
     workspaces += fuzzer.Occurrences(" workspace ");
     parameter_revokes += fuzzer.Occurrences(" parameter 0+");
+    rotations += fuzzer.Occurrences("rotate ");
+    reverted += fuzzer.Occurrences(" to 0 freed ");
+    spare += fuzzer.Occurrences(" slot ");
     hangs += fuzzer.hangs();
     hung_killed += fuzzer.hung_killed();
   }
@@ -363,6 +387,9 @@ TEST(ArbiterFuzz, InvariantsHoldUnderRandomEvents) {
   EXPECT_GT(parameter_revokes, 1000);
   EXPECT_GT(workspaces, 500);
   EXPECT_GT(parts, 500);
+  EXPECT_GT(rotations, 1000);
+  EXPECT_GT(reverted, 250);
+  EXPECT_GT(spare, 50);
   EXPECT_GT(hangs, 100);
   EXPECT_GT(hung_killed, 50);
 }
@@ -378,7 +405,13 @@ TEST(ArbiterFuzz, SameSeedGivesSameActions) {
 }
 
 // A ledger that does one thing wrong. The fuzzer has to notice.
-enum class Fault { kForgetsQuarantine, kSkipsCleaning, kLeaksCleanSlabs, kGrantsUnderOldEpoch };
+enum class Fault {
+  kForgetsQuarantine,
+  kSkipsCleaning,
+  kLeaksCleanSlabs,
+  kGrantsUnderOldEpoch,
+  kForgetsMoves,
+};
 
 class FaultyLedger : public SlabLedger {
  public:
@@ -390,6 +423,7 @@ class FaultyLedger : public SlabLedger {
     if (fault_ == Fault::kLeaksCleanSlabs && to == SlabState::kFree && slab.value() % 16 == 3) {
       return absl::OkStatus();
     }
+    if (fault_ == Fault::kForgetsMoves && to == record(slab).state) return absl::OkStatus();
     SlabRecord changed = next;
     if (fault_ == Fault::kGrantsUnderOldEpoch && to == SlabState::kGranted) {
       changed.epoch = record(slab).epoch;
@@ -415,8 +449,9 @@ class FaultyLedger : public SlabLedger {
 };
 
 TEST(ArbiterFuzz, FindsEveryFaultOfALedger) {
-  for (const Fault fault : {Fault::kForgetsQuarantine, Fault::kSkipsCleaning,
-                            Fault::kLeaksCleanSlabs, Fault::kGrantsUnderOldEpoch}) {
+  for (const Fault fault :
+       {Fault::kForgetsQuarantine, Fault::kSkipsCleaning, Fault::kLeaksCleanSlabs,
+        Fault::kGrantsUnderOldEpoch, Fault::kForgetsMoves}) {
     Fuzzer fuzzer(2, [fault](uint32_t pool_slabs, uint32_t generation) {
       return std::make_unique<FaultyLedger>(pool_slabs, generation, fault);
     });

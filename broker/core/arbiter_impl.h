@@ -1,6 +1,6 @@
 // The arbiter's inside, shared by its source files: arbiter.cc (interface, snapshot, checks),
 // arbiter_sessions.cc (who is there), arbiter_messages.cc (what workers say), arbiter_pump.cc (who
-// gets what).
+// gets what), arbiter_rotation.cc (which layers rotate).
 //
 // Each event changes the sessions and the ledger and then calls Pump, which looks at the whole
 // state and moves it on: demand is never remembered as promises to particular slabs, but recomputed
@@ -34,7 +34,7 @@ class Arbiter::Impl {
                                      absl::Time now);
   absl::Status OnReattach(SessionId session, TenantId tenant,
                           absl::Span<const ParameterStage> stages, absl::Span<const HeldSlab> held,
-                          absl::Time now);
+                          const Rotation& rotation, absl::Time now);
   void OnActivate(SessionId session, ActivateReason reason, absl::Time now);
   void OnSetKvTarget(SessionId session, uint32_t target, uint32_t needed, absl::Time now);
   void OnRevokeDone(SessionId session, RevokeId revoke, absl::Span<const SlabId> slabs,
@@ -44,6 +44,7 @@ class Arbiter::Impl {
   void OnReleaseKv(SessionId session, absl::Span<const SlabId> slabs, absl::Time now);
   void OnGrantMapped(SessionId session, GrantId grant, absl::Duration map, absl::Duration restore,
                      absl::Time now);
+  void OnRotationDone(SessionId session, RotationId rotation, absl::Time now);
   void OnReport(SessionId session, const SessionLoad& load, absl::Time now);
   void OnDetach(SessionId session, absl::Time now);
   void OnConnectionLost(SessionId session, absl::Time now);
@@ -86,9 +87,14 @@ class Arbiter::Impl {
                            absl::Span<const ParameterStage> stages) const;
   absl::Status CheckJournal(absl::Span<const JournalSession> sessions) const;
   absl::Status CheckHeld(const Session& session, absl::Span<const ParameterStage> stages,
-                         absl::Span<const HeldSlab> held);
+                         absl::Span<const HeldSlab> held, const Rotation& rotation);
+  absl::Status CheckHeldSlab(const Session& session, uint32_t image, bool rotatable,
+                             const HeldSlab& slab) const;
   void SetStages(Session& session, absl::Span<const ParameterStage> stages);
-  void Readmit(Session& session, absl::Span<const HeldSlab> held, absl::Time now);
+  void Readmit(Session& session, absl::Span<const HeldSlab> held, const Rotation& rotation,
+               absl::Time now);
+  // Puts a parameter or slot slab of a returning worker where the worker has it.
+  void ReadmitPlaced(Session& session, const HeldSlab& held, bool asked_back);
   void ResendRevokes(Session& session, absl::Time now);
   // Stops dealing with the session; its slabs wait in quarantine for the end of its process.
   void Leave(Session& session, absl::Time now);
@@ -121,6 +127,31 @@ class Arbiter::Impl {
   void ClampKvRevokes(Session& session);
   bool WasIssued(uint64_t id) const;
 
+  // arbiter_rotation.cc
+  // Empties every place of parameters and slots; what lies where is told anew.
+  void ForgetPlaces(Session& session);
+  void PutAt(Session& session, SlabId slab, SlabRole role, RegionIndex index, bool granted);
+  void TakeFromPlace(Session& session, SlabId slab);
+  void SetRotating(Session& session, const Rotation& rotation);
+  void Rotate(Session& session, const Rotation& to, MoveReason reason, absl::Time now);
+  // Stops rotating and gives back all slots; stages that rotated are missing.
+  void Dissolve(Session& session, MoveReason reason, absl::Time now);
+  void StartRotation(Session& session, const Rotation& to, const std::vector<SlabMove>& moves,
+                     MoveReason reason, absl::Time now);
+  void SendDeferredRevokes(Session& session, absl::Time now);
+  void VoidRotation(Session& session);
+  // Moves spare slabs to where they are needed.
+  void UseSpareSlabs(absl::Time now);
+  // Brings layers back for which there is `supply` or surplus KV.
+  void RevertLayers(uint32_t supply, absl::Time now);
+  // Whether the slabs are on their way; what they take of the supply is deducted.
+  bool RevertLayersOf(Session& session, uint32_t& supply, absl::Time now);
+  // Frees own layers of a session whose KV is kept from growing by its quota alone.
+  void RaiseKvLimit(Session& session, uint32_t slabs, uint32_t& supply, absl::Time now);
+  void GrantSpare(Session& session, uint32_t count, absl::Time now);
+  // Free slabs that growth of KV may ask for soon, and that no layer should come back for.
+  uint32_t KvReserve() const;
+
   // arbiter_pump.cc
   void Pump(absl::Time now);
   void DeliverWorkspaces(absl::Time now);
@@ -138,8 +169,14 @@ class Arbiter::Impl {
                      absl::Time now);
   // Takes from victims what supply does not cover.
   void RevokeForKv(KvDemand& demand, KvPass pass, uint32_t need, uint32_t& supply, absl::Time now);
-  void Revert(uint32_t supply, absl::Time now);
+  // Returns the supply that is left.
+  uint32_t Revert(uint32_t supply, absl::Time now);
   void TakeQuotaExcess(absl::Time now);
+  SupplyRules Rules() const {
+    return {.victims = options_.victims,
+            .slab_bytes = options_.slab_bytes,
+            .rotation = options_.rotation};
+  }
   SupplyPlan PlanFor(const SupplyRequest& request, absl::Time now) const;
   void StartRevokes(const SupplyPlan& plan, MoveReason reason, absl::Time now);
   // Logs a plan that was begun, or that found nothing or too little.

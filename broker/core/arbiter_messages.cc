@@ -34,7 +34,8 @@ void Arbiter::Impl::OnActivate(SessionId id, ActivateReason reason, absl::Time n
   if (!request) {
     // The session's own wish is not committed yet and claims nothing.
     const uint32_t free = UnclaimedFree();
-    if (waiting > 0 || session->parameters_revoking > 0 || session->missing() > free) {
+    if (waiting > 0 || session->parameters_revoking > 0 || session->missing() > free ||
+        session->rotation.in_flight.has_value()) {
       RefuseActivation(*session, "only free slabs are used when no request waits", now);
     } else {
       session->activation->committed = true;
@@ -77,6 +78,8 @@ bool Arbiter::Impl::CheckOwned(Session& session, absl::Span<const SlabId> slabs,
       problem = "is not held by the session";
     } else if (role == SlabRole::kNone && ledger_->record(slab).role == SlabRole::kWorkspace) {
       problem = "is of its workspace, which is never given back";
+    } else if (role == SlabRole::kNone && ledger_->record(slab).role == SlabRole::kSlot) {
+      problem = "is of a slot, which only SetRotation takes";
     } else if (role != SlabRole::kNone && ledger_->record(slab).role != role) {
       problem = absl::StrCat("is held as ", SlabRoleName(ledger_->record(slab).role), ", not as ",
                              SlabRoleName(role));
@@ -247,12 +250,15 @@ void Arbiter::Impl::TakeBack(Session& session, absl::Span<const SlabId> slabs, M
   bool revoking = false;
   for (const SlabId slab : slabs) {
     const SlabRecord record = ledger_->record(slab);
+    if (session.rotation.in_flight.has_value()) {
+      std::erase(session.rotation.in_flight->given_back, slab);
+    }
     if (record.role == SlabRole::kKv) {
       --session.kv_held;
       session.kv_idle -= std::min(session.kv_idle, 1u);
     } else if (record.role == SlabRole::kWorkspace) {
       ForgetWorkspace(session, slab, record.region_index);
-    } else {
+    } else if (record.role == SlabRole::kParameter) {
       revoking = revoking || record.state == SlabState::kRevoking;
       ForgetParameter(session, slab, record.state, record.region_index);
     }

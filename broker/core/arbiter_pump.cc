@@ -80,15 +80,19 @@ void Arbiter::Impl::Pump(absl::Time now) {
   wake_ = absl::InfiniteFuture();
   ids_before_pump_ = id_counter_;
   TakeQuotaExcess(now);
+  UseSpareSlabs(now);
   DeliverWorkspaces(now);
   DeliverActivations(now);
   TopUpActivations(now);
   const Session* const blocked = CommitActivations(now);
   const uint32_t supply = ServeKv(blocked, now);
   if (blocked == nullptr) {
-    Revert(supply, now);
+    RevertLayers(Revert(supply, now), now);
   } else {
-    for (Session* session : list_) session->reversion_since.reset();
+    for (Session* session : list_) {
+      session->reversion_since.reset();
+      session->rotation.reversion.Reset();
+    }
   }
   for (SendGrant& grant : std::exchange(pending_grants_, {})) Act(std::move(grant));
 }
@@ -154,6 +158,7 @@ const Session* Arbiter::Impl::CommitActivations(absl::Time now) {
   for (Session* session : ActivationOrder()) {
     // Places that are still being emptied cannot be filled yet.
     if (!session->waiting() || session->parameters_revoking > 0) continue;
+    if (session->rotation.in_flight.has_value()) continue;
     if (session->SilentAt(now)) continue;
     if (blocked != nullptr && !session->guaranteed()) continue;
     if (TryCommit(*session, now)) {
@@ -236,8 +241,12 @@ uint32_t Arbiter::Impl::ServeKv(const Session* blocked, absl::Time now) {
 void Arbiter::Impl::ServeKvDemand(KvDemand& demand, KvPass pass, const Session* blocked,
                                   uint32_t& supply, absl::Time now) {
   Session& session = *demand.session;
-  uint32_t goal =
-      std::min(session.kv_limit(), pass == KvPass::kNeeded ? session.kv_needed : session.kv_target);
+  const uint32_t wish = pass == KvPass::kNeeded ? session.kv_needed : session.kv_target;
+  if (pass != KvPass::kFloor && wish > session.kv_limit()) {
+    const uint32_t most = pass == KvPass::kNeeded ? wish : options_.kv_step_slabs;
+    RaiseKvLimit(session, std::min(wish - session.kv_limit(), most), supply, now);
+  }
+  uint32_t goal = std::min(session.kv_limit(), wish);
   // The floor keeps room for the whole image and the workspace, present or not.
   if (pass == KvPass::kFloor) {
     const uint64_t kept = uint64_t{session.image_slabs()} + session.config.workspace_slabs;
@@ -298,22 +307,30 @@ void Arbiter::Impl::RevokeForKv(KvDemand& demand, KvPass pass, uint32_t need, ui
 
 void Arbiter::Impl::WatchVictims(const Session& requester, bool prefetch, absl::Time now) {
   for (const Session* other : list_) {
-    if (other == &requester || !other->connected()) continue;
-    const uint32_t held = other->parameters_granted + other->kv_held;
+    if (!other->connected()) continue;
+    if (other == &requester) {
+      // Its own layers may be taken then.
+      if (other->irrevocable_until > now && other->rotation.layers.layers > 0) {
+        wake_ = std::min(wake_, other->irrevocable_until);
+      }
+      continue;
+    }
+    const uint32_t parameters = other->parameters_granted + other->rotation.slots_held;
+    const uint32_t held = parameters + other->kv_held;
     if (held > 0 && other->silent_from > now) wake_ = std::min(wake_, other->silent_from);
-    if (other->parameters_granted == 0 && !other->SilentAt(now)) continue;
+    if (parameters == 0 && !other->SilentAt(now)) continue;
     if (other->irrevocable_until > now) wake_ = std::min(wake_, other->irrevocable_until);
     const absl::Time spared_until = other->last_active + options_.prefetch_grace;
     if (prefetch && spared_until > now) wake_ = std::min(wake_, spared_until);
   }
 }
 
-void Arbiter::Impl::Revert(uint32_t supply, absl::Time now) {
+uint32_t Arbiter::Impl::Revert(uint32_t supply, absl::Time now) {
   std::vector<Session*> candidates;
   for (Session* session : list_) {
     if (session->connected() && !session->SilentAt(now) && session->parameters_taken &&
         session->missing() > 0 && session->parameters_revoking == 0 &&
-        !session->activation.has_value()) {
+        !session->rotation.in_flight.has_value() && !session->activation.has_value()) {
       candidates.push_back(session);
     } else {
       session->reversion_since.reset();
@@ -352,6 +369,7 @@ void Arbiter::Impl::Revert(uint32_t supply, absl::Time now) {
     StartRevokes(plan, MoveReason::kReversion, now);
     DeliverActivations(now);
   }
+  return supply;
 }
 
 void Arbiter::Impl::TakeQuotaExcess(absl::Time now) {
@@ -364,8 +382,7 @@ void Arbiter::Impl::TakeQuotaExcess(absl::Time now) {
 }
 
 SupplyPlan Arbiter::Impl::PlanFor(const SupplyRequest& request, absl::Time now) const {
-  return PlanSupply(list_, request,
-                    {.victims = options_.victims, .slab_bytes = options_.slab_bytes}, now);
+  return PlanSupply(list_, request, Rules(), now);
 }
 
 void Arbiter::Impl::LogPlan(const SupplyRequest& request, SupplyPlan plan, bool begun,
@@ -390,6 +407,8 @@ void Arbiter::Impl::LogPlan(const SupplyRequest& request, SupplyPlan plan, bool 
 void Arbiter::Impl::StartRevokes(const SupplyPlan& plan, MoveReason reason, absl::Time now) {
   for (const Take& take : plan.takes) {
     if (take.kv_slabs > 0) RevokeKv(*take.victim, take.kv_slabs, reason, now);
+    if (take.rotation.has_value()) Rotate(*take.victim, *take.rotation, reason, now);
+    if (take.dissolves) Dissolve(*take.victim, reason, now);
     if (take.parameter_slabs > 0) RevokeParameters(*take.victim, take.first_stage, reason, now);
   }
 }
@@ -440,6 +459,8 @@ void Arbiter::Impl::RevokeParameters(Session& victim, uint32_t first_stage, Move
                         .reason = reason,
                         .sent = now,
                         .deadline = now + options_.revoke_deadline};
+  revoke.deferred = victim.rotation.in_flight.has_value();
+  if (revoke.deferred) revoke.deadline = absl::InfiniteFuture();
   SendRevoke send{.session = victim.id,
                   .revoke = revoke.id,
                   .role = SlabRole::kParameter,
@@ -460,7 +481,8 @@ void Arbiter::Impl::RevokeParameters(Session& victim, uint32_t first_stage, Move
       send.region_indexes.push_back(RegionIndex(i));
     }
   }
-  Act(std::move(send));
+  if (revoke.parameters.empty()) return;
+  if (!revoke.deferred) Act(std::move(send));
   victim.revokes.push_back(std::move(revoke));
 }
 
@@ -495,7 +517,7 @@ void Arbiter::Impl::GrantParameters(Session& session, uint32_t count,
   const Epoch epoch = ledger_->NextEpoch();
   for (uint32_t i = 0; i < count; ++i) {
     uint32_t& place = session.first_vacant;
-    while (session.parameters[place].has_value()) ++place;
+    while (!session.VacantAt(place)) ++place;
     const RegionIndex index(place);
     const SlabId slab = i < uncleaned.size() ? uncleaned[i] : *ledger_->FirstFree();
     MustSucceed(i < uncleaned.size() ? ledger_->GrantUncleaned(slab, to, epoch, index)

@@ -11,6 +11,8 @@
 #include "absl/time/time.h"
 #include "broker/core/arbiter.h"
 #include "broker/core/next_use.h"
+#include "broker/core/rotation_plan.h"
+#include "broker/core/slab_moves.h"
 
 namespace palimpsest {
 
@@ -41,9 +43,43 @@ struct RevokeInFlight {
   uint32_t kv_outstanding = 0;
   // Slabs that came back in parts of the answer.
   uint32_t returned_slabs = 0;
+  // Sent when the SetRotation in flight is answered; its deadline begins then.
+  bool deferred = false;
   MoveReason reason = MoveReason::kActivation;
   absl::Time sent;
   absl::Time deadline;
+};
+
+struct RotationInFlight {
+  RotationId id;
+  // At no place any more, kRevoking until the answer.
+  std::vector<SlabId> given_back;
+  uint32_t moves = 0;
+  // Stages have memory of their own again.
+  bool reverts = false;
+  MoveReason reason = MoveReason::kKvDemand;
+  absl::Time sent;
+  absl::Time deadline;
+};
+
+// How a session's layers rotate.
+struct SessionRotation {
+  // None if the worker cannot let layers rotate.
+  RotatableLayers layers;
+  // As the worker was told last; tables and counts are those behind the moves in flight.
+  Rotation now;
+  std::vector<std::optional<SlabId>> slots;  // spare ones behind those of the slots
+  uint32_t slots_held = 0;
+  std::vector<bool> rotates;  // by stage
+  std::optional<RotationInFlight> in_flight;
+  // What the spare slabs were granted for.
+  Rotation reverts_to;
+  Persistence reversion;
+
+  uint32_t slot_places() const { return layers.slabs * static_cast<uint32_t>(now.slots); }
+  // Places of the parameter region whose stages rotate.
+  uint32_t places() const { return layers.slabs * static_cast<uint32_t>(now.stages.size()); }
+  uint32_t spare() const { return slots_held - slot_places(); }
 };
 
 // A wish for all missing parameters. Not committed: it waits in the queue and holds no claim.
@@ -79,6 +115,7 @@ struct Session {
   absl::Time irrevocable_until = absl::InfinitePast();
   std::optional<Activation> activation;
   std::optional<absl::Time> reversion_since;
+  SessionRotation rotation;
 
   // Per place of the workspace: owned, in whatever state.
   std::vector<std::optional<SlabId>> workspace;
@@ -104,7 +141,7 @@ struct Session {
   bool SilentAt(absl::Time now) const { return silent_from <= now; }
   uint32_t image_slabs() const { return static_cast<uint32_t>(parameters.size()); }
   uint32_t parameters_held() const { return parameters_granted + parameters_revoking; }
-  uint32_t missing() const { return image_slabs() - parameters_held(); }
+  uint32_t missing() const { return image_slabs() - rotation.places() - parameters_held(); }
   uint32_t workspace_held() const {
     return static_cast<uint32_t>(
         std::count_if(workspace.begin(), workspace.end(),
@@ -115,13 +152,15 @@ struct Session {
   uint32_t claim() const { return activation.has_value() && activation->committed ? missing() : 0; }
   // What it will hold once its revokes are answered.
   uint32_t held_after_revokes() const {
-    return parameters_granted + kv_held - kv_revoking + workspace_held();
+    return parameters_granted + rotation.slots_held + kv_held - kv_revoking + workspace_held();
   }
   uint32_t kv_after_revokes() const { return kv_held - kv_revoking; }
-  // Room for the whole image and the workspace is always kept within the quota.
+  // Room for the image, less the layers that are freed, and the workspace is always kept within the
+  // quota.
   uint32_t kv_limit() const {
+    const uint32_t freed = static_cast<uint32_t>(rotation.now.freed()) * rotation.layers.slabs;
     return config.quota_slabs -
-           std::min(config.quota_slabs, image_slabs() + config.workspace_slabs);
+           std::min(config.quota_slabs, image_slabs() - freed + config.workspace_slabs);
   }
   // The stage that a place of the parameter region belongs to.
   size_t StageOf(uint32_t place) const {
@@ -130,22 +169,34 @@ struct Session {
         [](uint32_t value, const ParameterStage& stage) { return value < stage.first_slab; });
     return static_cast<size_t>(after - stages.begin()) - 1;
   }
+  // Whether the place has no slab and needs one.
+  bool VacantAt(uint32_t place) const {
+    return !parameters[place].has_value() && !rotation.rotates[StageOf(place)];
+  }
+  // Of parameters, or of slabs that are to become some.
   bool ParameterGrantInFlight() const {
     return std::any_of(grants.begin(), grants.end(), [](const GrantInFlight& grant) {
-      return grant.role == SlabRole::kParameter;
+      return grant.role == SlabRole::kParameter || grant.role == SlabRole::kSlot;
     });
   }
+  bool ParametersAtRest() const {
+    return parameters_revoking == 0 && !rotation.in_flight.has_value() &&
+           !ParameterGrantInFlight() && !activation.has_value();
+  }
+  SlabPlaces places() const { return {stages, parameters, rotation.slots}; }
   // KV slabs that a Revoke may ask for now.
   uint32_t RevocableKv() const {
     const uint32_t busy = kv_unmapped + kv_revoking;
     return connected() && kv_held > busy ? kv_held - busy : 0;
   }
+  uint32_t StretchedTarget(double hysteresis) const {
+    const double stretched = static_cast<double>(kv_target) * (1.0 + hysteresis);
+    return std::max(kv_needed, static_cast<uint32_t>(std::min(stretched + 0.999999, 4294967295.0)));
+  }
   // KV slabs that the session neither uses nor asks for, when its target is stretched by
   // `hysteresis`.
   uint32_t SurplusKv(double hysteresis) const {
-    const double stretched = static_cast<double>(kv_target) * (1.0 + hysteresis);
-    const uint32_t keep =
-        std::max(kv_needed, static_cast<uint32_t>(std::min(stretched + 0.999999, 4294967295.0)));
+    const uint32_t keep = StretchedTarget(hysteresis);
     const uint32_t above = kv_after_revokes() > keep ? kv_after_revokes() - keep : 0;
     const uint32_t idle = kv_idle > kv_revoking ? kv_idle - kv_revoking : 0;
     return std::min({RevocableKv(), above, idle});

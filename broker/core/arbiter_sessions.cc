@@ -1,7 +1,7 @@
 // Who is there: attaching, returning, leaving, dying.
 #include <algorithm>
+#include <set>
 
-#include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
 #include "broker/core/arbiter_impl.h"
 
@@ -64,6 +64,8 @@ void Arbiter::Impl::SetStages(Session& session, absl::Span<const ParameterStage>
   session.stages.assign(stages.begin(), stages.end());
   session.stage_granted.assign(stages.size(), 0);
   session.parameters.assign(stages.back().first_slab + stages.back().slab_count, std::nullopt);
+  session.rotation.layers = FindRotatableLayers(stages);
+  SetRotating(session, Rotation());
 }
 
 absl::StatusOr<SessionId> Arbiter::Impl::OnAttach(TenantId tenant,
@@ -117,6 +119,7 @@ absl::Status Arbiter::Impl::CheckJournal(absl::Span<const JournalSession> sessio
     for (const HeldSlab& slab : session.slabs) {
       const bool granted_role =
           slab.role == SlabRole::kParameter || slab.role == SlabRole::kKv ||
+          slab.role == SlabRole::kSlot ||
           (slab.role == SlabRole::kWorkspace &&
            (!session.tenant.has_value() ||
             slab.region_index.value() < tenants_[session.tenant->value()].config.workspace_slabs));
@@ -170,39 +173,66 @@ absl::Status Arbiter::Impl::AdoptFromJournal(absl::Span<const JournalSession> se
   return absl::OkStatus();
 }
 
+absl::Status Arbiter::Impl::CheckHeldSlab(const Session& session, uint32_t image, bool rotatable,
+                                          const HeldSlab& slab) const {
+  const SlabRecord& record = ledger_->record(slab.slab);
+  const auto moves = [](SlabRole r) { return r == SlabRole::kParameter || r == SlabRole::kSlot; };
+  const bool placed = slab.role != SlabRole::kKv;
+  // What an ordinary revoke asks for stays where it is until it comes.
+  const bool asked = record.state == SlabState::kRevoking && !session.rotation.in_flight;
+  const bool may_have_moved = rotatable && moves(slab.role) && moves(record.role) && !asked;
+  const bool as_granted =
+      record.role == slab.role && (!placed || record.region_index == slab.region_index);
+  const uint32_t places = slab.role == SlabRole::kParameter ? image : options_.pool_slabs;
+  if (record.owner == session.id && record.epoch == slab.epoch && (as_granted || may_have_moved) &&
+      (!placed || slab.region_index.value() < places)) {
+    return absl::OkStatus();
+  }
+  return absl::PermissionDeniedError(absl::StrCat(
+      "slab ", slab.slab.value(), " is claimed as ", SlabRoleName(slab.role), " at place ",
+      slab.region_index.value(), " under epoch ", slab.epoch.value(), "; the ledger has it ",
+      SlabStateName(record.state), " as ", SlabRoleName(record.role), " at place ",
+      record.region_index.value(), " under epoch ", record.epoch.value(),
+      record.owner == session.id ? "" : ", and not for this session"));
+}
+
 absl::Status Arbiter::Impl::CheckHeld(const Session& session,
                                       absl::Span<const ParameterStage> stages,
-                                      absl::Span<const HeldSlab> held) {
+                                      absl::Span<const HeldSlab> held, const Rotation& rotation) {
+  if (!session.stages.empty()) stages = session.stages;
   const uint32_t image = stages.back().first_slab + stages.back().slab_count;
-  absl::flat_hash_set<RegionIndex> parameters, workspace;
+  const RotatableLayers layers = FindRotatableLayers(stages);
+  std::vector<std::optional<SlabId>> parameters(image), slots;
+  std::set<std::pair<SlabRole, RegionIndex>> places;
   NewSight();
   for (const HeldSlab& slab : held) {
-    const bool parameter = slab.role == SlabRole::kParameter;
-    const bool placed = slab.role != SlabRole::kKv;
-    auto& places = parameter ? parameters : workspace;
     if (!ledger_->Contains(slab.slab) || !FirstSight(slab.slab) ||
-        (placed && !places.insert(slab.region_index).second)) {
+        (slab.role != SlabRole::kKv && !places.emplace(slab.role, slab.region_index).second)) {
       return absl::PermissionDeniedError(absl::StrCat(
           "slab ", slab.slab.value(), " or its place is listed twice or outside the pool"));
     }
-    const SlabRecord& record = ledger_->record(slab.slab);
-    if (record.owner != session.id || record.epoch != slab.epoch || record.role != slab.role ||
-        (placed && record.region_index != slab.region_index) ||
-        (parameter && slab.region_index.value() >= image)) {
-      return absl::PermissionDeniedError(absl::StrCat(
-          "slab ", slab.slab.value(), " is claimed as ", SlabRoleName(slab.role), " at place ",
-          slab.region_index.value(), " under epoch ", slab.epoch.value(), "; the ledger has it ",
-          SlabStateName(record.state), " as ", SlabRoleName(record.role), " at place ",
-          record.region_index.value(), " under epoch ", record.epoch.value(),
-          record.owner == session.id ? "" : ", and not for this session"));
+    const absl::Status status = CheckHeldSlab(session, image, layers.layers > 0, slab);
+    if (!status.ok()) return status;
+    const uint32_t place = slab.region_index.value();
+    if (slab.role == SlabRole::kParameter) parameters[place] = slab.slab;
+    if (slab.role == SlabRole::kSlot) {
+      if (place >= slots.size()) slots.resize(place + 1);
+      slots[place] = slab.slab;
     }
   }
-  return absl::OkStatus();
+  absl::Status status = CheckPlaces({stages, parameters, slots}, rotation);
+  for (const int32_t stage : rotation.stages) {
+    if (!status.ok()) break;
+    if (stage >= layers.first_stage && stage < layers.first_stage + layers.layers) continue;
+    status = absl::InvalidArgumentError(absl::StrCat("stage ", stage, " cannot rotate"));
+  }
+  return status.ok() ? status : absl::PermissionDeniedError(status.message());
 }
 
 absl::Status Arbiter::Impl::OnReattach(SessionId id, TenantId tenant,
                                        absl::Span<const ParameterStage> stages,
-                                       absl::Span<const HeldSlab> held, absl::Time now) {
+                                       absl::Span<const HeldSlab> held, const Rotation& rotation,
+                                       absl::Time now) {
   Session* const session = Find(id);
   if (session == nullptr) {
     return absl::NotFoundError(
@@ -217,7 +247,7 @@ absl::Status Arbiter::Impl::OnReattach(SessionId id, TenantId tenant,
         "session ", id.value(), session->connected() ? " is still connected" : " is being ended"));
   }
   absl::Status status = CheckStages(session->config, stages);
-  if (status.ok()) status = CheckHeld(*session, stages, held);
+  if (status.ok()) status = CheckHeld(*session, stages, held, rotation);
   if (status.ok() && !session->stages.empty() &&
       !std::equal(stages.begin(), stages.end(), session->stages.begin(), session->stages.end(),
                   [](const ParameterStage& a, const ParameterStage& b) {
@@ -231,35 +261,50 @@ absl::Status Arbiter::Impl::OnReattach(SessionId id, TenantId tenant,
     return status;
   }
   if (session->stages.empty()) SetStages(*session, stages);
-  Readmit(*session, held, now);
+  Readmit(*session, held, rotation, now);
   Pump(now);
   return absl::OkStatus();
 }
 
-void Arbiter::Impl::Readmit(Session& session, absl::Span<const HeldSlab> held, absl::Time now) {
+void Arbiter::Impl::ReadmitPlaced(Session& session, const HeldSlab& held, bool asked_back) {
+  const SlabRecord& record = ledger_->record(held.slab);
+  if (!asked_back) {
+    if (record.state != SlabState::kGranted) MustSucceed(ledger_->Readopt(held.slab));
+    if (record.role != held.role || record.region_index != held.region_index) {
+      MustSucceed(ledger_->Move(held.slab, held.role, held.region_index));
+    }
+  }
+  PutAt(session, held.slab, held.role, held.region_index, !asked_back);
+}
+
+void Arbiter::Impl::Readmit(Session& session, absl::Span<const HeldSlab> held,
+                            const Rotation& rotation, absl::Time now) {
+  // What the SetRotation in flight and the revokes behind it were to take is not asked back.
+  VoidRotation(session);
+  std::set<SlabId> asked_back;
+  for (const RevokeInFlight& revoke : session.revokes) {
+    for (const auto& parameter : revoke.parameters) asked_back.insert(parameter.slab);
+  }
+  ForgetPlaces(session);
+  SetRotating(session, rotation);
   NewSight();
   for (const HeldSlab& slab : held) FirstSight(slab.slab);
   std::vector<SlabId> absent;
   for (const SlabId slab : ledger_->SlabsOf(session.id)) {
     const SlabRecord& record = ledger_->record(slab);
-    const bool lost = record.state == SlabState::kLost;
-    const bool present = !FirstSight(slab);
-    if (lost && record.role == SlabRole::kKv) ++session.kv_held;
-    if (!present) {
-      absent.push_back(slab);
-    } else if (lost) {
-      MustSucceed(ledger_->Readopt(slab));
-      if (record.role == SlabRole::kKv) continue;
-      if (record.role == SlabRole::kWorkspace) {
-        session.workspace[record.region_index.value()] = slab;
-        continue;
-      }
+    if (record.state == SlabState::kLost && record.role == SlabRole::kKv) ++session.kv_held;
+    if (FirstSight(slab)) absent.push_back(slab);
+  }
+  for (const HeldSlab& slab : held) {
+    if (slab.role == SlabRole::kParameter || slab.role == SlabRole::kSlot) {
       // The journal may know two slabs at one place, the older not cleaned when the broker died;
       // the worker has only one.
-      const uint32_t place = record.region_index.value();
-      session.parameters[place] = slab;
-      ++session.parameters_granted;
-      ++session.stage_granted[session.StageOf(place)];
+      ReadmitPlaced(session, slab, asked_back.contains(slab.slab));
+    } else if (ledger_->record(slab.slab).state == SlabState::kLost) {
+      MustSucceed(ledger_->Readopt(slab.slab));
+      if (slab.role == SlabRole::kWorkspace) {
+        session.workspace[slab.region_index.value()] = slab.slab;
+      }
     }
   }
   session.phase = SessionPhase::kConnected;
@@ -310,9 +355,9 @@ void Arbiter::Impl::Leave(Session& session, absl::Time now) {
   session.reversion_since.reset();
   session.grants.clear();
   session.revokes.clear();
-  session.parameters.assign(session.parameters.size(), std::nullopt);
-  session.stage_granted.assign(session.stage_granted.size(), 0);
-  session.parameters_granted = session.parameters_revoking = session.first_vacant = 0;
+  VoidRotation(session);
+  ForgetPlaces(session);
+  SetRotating(session, Rotation());
   session.kv_held = session.kv_unmapped = session.kv_revoking = session.kv_idle = 0;
   session.kv_target = session.kv_needed = 0;
 }

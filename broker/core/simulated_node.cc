@@ -21,6 +21,12 @@ std::vector<ParameterStage> EvenStages(uint32_t count, uint32_t slabs) {
   return stages;
 }
 
+std::vector<ParameterStage> RotatingStages(uint32_t count, uint32_t slabs) {
+  std::vector<ParameterStage> stages = EvenStages(count, slabs);
+  for (uint32_t i = 1; i + 1 < count; ++i) stages[i].may_rotate = true;
+  return stages;
+}
+
 std::vector<SlabId> SimulatedWorker::Slabs(SlabRole role) const {
   std::vector<SlabId> slabs;
   for (const auto& [slab, entry] : held) {
@@ -36,6 +42,7 @@ SimulatedNode::SimulatedNode(ArbiterOptions options, std::vector<SimulatedTenant
       ledgers_(std::move(ledgers)),
       shadow_(options.pool_slabs) {
   arbiter_ = MakeArbiter();
+  if (options_.rotation.enabled) image_bytes_per_second_ = 50e9;
 }
 
 std::unique_ptr<Arbiter> SimulatedNode::MakeArbiter() {
@@ -143,6 +150,101 @@ void SimulatedNode::Do(SendRevoke revoke) {
   worker.revokes.push_back(std::move(revoke));
 }
 
+void SimulatedNode::CheckRotation(const SimulatedWorker& worker, const SendSetRotation& rotation) {
+  const SimulatedTenant& tenant = tenants_[worker.tenant.value()];
+  uint32_t given_back = 0, slots = 0;
+  for (const SlabMove& move : rotation.moves) given_back += move.role == SlabRole::kNone ? 1 : 0;
+  if (!worker.rotation.none()) {
+    slots = tenant.stages[worker.rotation.stages.front()].slab_count *
+            static_cast<uint32_t>(worker.rotation.slots);
+  }
+  const uint32_t spare = worker.Count(SlabRole::kSlot) - slots;
+  if (tenant.config.pinned) Problem("a pinned tenant's layers rotate");
+  if (given_back > spare && now_ < worker.irrevocable_until) {
+    Problem("layers were taken within their residence");
+  }
+  if (rotation.deadline <= now_) Problem("a rotation without time to answer");
+  if (!worker.rotations.empty()) Problem("two rotations at a time");
+  for (const SendGrant& grant : worker.grants) {
+    if (grant.role == SlabRole::kParameter || grant.role == SlabRole::kSlot) {
+      Problem("a rotation while parameters are being granted");
+    }
+  }
+  for (const SendRevoke& revoke : worker.revokes) {
+    if (revoke.role == SlabRole::kParameter) Problem("a rotation while parameters are revoked");
+  }
+  for (const SlabMove& move : rotation.moves) {
+    const auto held = worker.held.find(move.slab);
+    if (held == worker.held.end() ||
+        (held->second.role != SlabRole::kParameter && held->second.role != SlabRole::kSlot)) {
+      Problem("a rotation moves a slab that is neither parameter nor slot");
+    }
+  }
+}
+
+void SimulatedNode::Do(SendSetRotation rotation) {
+  absl::StrAppend(&log_, "rotate ", rotation.session.value(), " to ", rotation.rotation.freed(),
+                  " freed in ", rotation.rotation.slots, " slots, ", rotation.moves.size(),
+                  " moves\n");
+  const auto found = workers_.find(rotation.session);
+  if (found == workers_.end() || found->second.killed || !found->second.connected) {
+    return Problem("a rotation for a session that is not connected");
+  }
+  CheckRotation(found->second, rotation);
+  found->second.rotations.push_back(std::move(rotation));
+}
+
+void SimulatedNode::CarryOut(SimulatedWorker& worker, const SendSetRotation& rotation) {
+  std::vector<SlabId> given_back;
+  for (const SlabMove& move : rotation.moves) {
+    if (move.role == SlabRole::kParameter && rotation.rotation.freed() < worker.rotation.freed()) {
+      worker.irrevocable_until = now_ + options_.min_residence;
+    }
+    if (move.role == SlabRole::kNone) {
+      given_back.push_back(move.slab);
+      continue;
+    }
+    HeldSlab& held = worker.held[move.slab];
+    held.role = move.role;
+    held.region_index = move.place;
+  }
+  worker.rotation = rotation.rotation;
+  GiveUp(worker, given_back);
+  CheckPlaces(worker);
+}
+
+// Every place of a worker that is not being granted or revoked anything has one slab: those of
+// slots, and those of stages, except that rotating ones have none and missing ones may lack some.
+void SimulatedNode::CheckPlaces(const SimulatedWorker& worker) {
+  const std::vector<ParameterStage>& stages = tenants_[worker.tenant.value()].stages;
+  std::vector<std::optional<SlabId>> parameters(stages.back().first_slab +
+                                                stages.back().slab_count);
+  std::vector<std::optional<SlabId>> slots(options_.pool_slabs);
+  for (const auto& [slab, held] : worker.held) {
+    if (held.role != SlabRole::kParameter && held.role != SlabRole::kSlot) continue;
+    auto& place = (held.role == SlabRole::kSlot ? slots : parameters)[held.region_index.value()];
+    if (place.has_value()) Problem("two slabs at one place");
+    place = slab;
+  }
+  const absl::Status status = palimpsest::CheckPlaces({stages, parameters, slots}, worker.rotation);
+  if (!status.ok()) Problem(status.ToString());
+}
+
+void SimulatedNode::FinishRotation(SimulatedWorker& worker) {
+  const SendSetRotation rotation = std::move(worker.rotations.front());
+  worker.rotations.pop_front();
+  CarryOut(worker, rotation);
+  NoteActivation(worker);
+  arbiter_->OnRotationDone(worker.session, rotation.id, now_);
+  Drain();
+}
+
+void SimulatedNode::FinishRotationAndLoseConnection(SimulatedWorker& worker) {
+  CarryOut(worker, worker.rotations.front());
+  worker.rotations.clear();
+  LoseConnection(worker);
+}
+
 void SimulatedNode::Do(const SendActivateRefused& refused) {
   absl::StrAppend(&log_, "refused ", refused.session.value(), "\n");
   if (refused.message.empty() || refused.retry_after <= absl::ZeroDuration()) {
@@ -190,11 +292,15 @@ void SimulatedNode::Do(const TransferFinished& transfer) {
   transfers_.push_back(transfer);
 }
 
+bool SimulatedNode::Complete(const SimulatedWorker& worker) const {
+  const std::vector<ParameterStage>& stages = tenants_[worker.tenant.value()].stages;
+  uint32_t needed = stages.back().first_slab + stages.back().slab_count;
+  for (const int32_t stage : worker.rotation.stages) needed -= stages[stage].slab_count;
+  return worker.Count(SlabRole::kParameter) == needed && worker.rotations.empty();
+}
+
 void SimulatedNode::NoteActivation(SimulatedWorker& worker) {
-  const ParameterStage& last = tenants_[worker.tenant.value()].stages.back();
-  if (worker.Count(SlabRole::kParameter) == last.first_slab + last.slab_count) {
-    worker.activation_deadline.reset();
-  }
+  if (Complete(worker)) worker.activation_deadline.reset();
 }
 
 absl::StatusOr<SessionId> SimulatedNode::Attach(uint32_t tenant) {
@@ -219,12 +325,14 @@ absl::Status SimulatedNode::Reattach(SimulatedWorker& worker) {
   }
   worker.grants.clear();
   worker.revokes.clear();
+  worker.rotations.clear();
   std::vector<HeldSlab> held;
   for (const auto& [slab, entry] : worker.held) held.push_back(entry);
   // Connected before the call, because answers of it arrive with Drain.
   worker.connected = true;
-  const absl::Status status = arbiter_->OnReattach(
-      worker.session, worker.tenant, tenants_[worker.tenant.value()].stages, held, now_);
+  const absl::Status status =
+      arbiter_->OnReattach(worker.session, worker.tenant, tenants_[worker.tenant.value()].stages,
+                           held, worker.rotation, now_);
   if (!status.ok()) worker.connected = false;
   worker.activation_deadline.reset();
   Drain();
@@ -246,7 +354,11 @@ void SimulatedNode::SetKvTarget(SimulatedWorker& worker, uint32_t target, uint32
 }
 
 void SimulatedNode::Report(SimulatedWorker& worker, bool active, uint32_t used, uint32_t idle) {
-  worker.load = SessionLoad{.active = active, .kv_slabs_used = used, .kv_slabs_cached = idle};
+  worker.load = SessionLoad{.active = active,
+                            .kv_slabs_used = used,
+                            .kv_slabs_cached = idle,
+                            .decode_step = absl::Milliseconds(20),
+                            .image_bytes_per_second = image_bytes_per_second_};
   worker.next_report = now_ + kReportPeriod;
   arbiter_->OnReport(worker.session, *worker.load, now_);
   Drain();
@@ -264,6 +376,7 @@ void SimulatedNode::RepeatReports() {
   for (auto& [session, worker] : workers_) {
     if (!worker.connected || worker.hung || worker.next_report > now_) continue;
     worker.next_report = now_ + kReportPeriod;
+    worker.load->image_bytes_per_second = image_bytes_per_second_;
     arbiter_->OnReport(session, *worker.load, now_);
     Drain();
   }
@@ -459,6 +572,10 @@ void SimulatedNode::Settle() {
         AnswerRevoke(worker);
         moved = true;
       }
+      while (worker.connected && !worker.killed && !worker.rotations.empty()) {
+        FinishRotation(worker);
+        moved = true;
+      }
     }
     moved = moved || !to_clean_.empty();
     Clean(to_clean_.size());
@@ -482,8 +599,19 @@ void SimulatedNode::CheckInvariants() {
                            " but the ledger has it ", SlabStateName(record.state)));
     }
   }
+  for (const auto& [session, worker] : workers_) {
+    CheckPlaces(worker);
+    if (!worker.connected || !worker.rotations.empty()) continue;
+    for (const auto& [slab, held] : worker.held) {
+      const SlabRecord& record = ledger.record(slab);
+      if (record.role != held.role || record.region_index != held.region_index) {
+        Problem(absl::StrCat("slab ", slab.value(), " is not where the ledger has it"));
+      }
+    }
+  }
   for (const TenantSnapshot& tenant : snapshot.tenants) {
-    const uint32_t held = tenant.parameter_slabs + tenant.kv_slabs + tenant.workspace_slabs;
+    const uint32_t held =
+        tenant.parameter_slabs + tenant.slot_slabs + tenant.kv_slabs + tenant.workspace_slabs;
     if (held > tenant.config.quota_slabs) Problem("a tenant is above its quota");
     if (tenant.attached && tenant.workspace_slabs < tenant.config.workspace_slabs &&
         snapshot.free_slabs > 0) {

@@ -28,6 +28,9 @@ struct SimulatedTenant {
 // `count` stages of `slabs` each.
 std::vector<ParameterStage> EvenStages(uint32_t count, uint32_t slabs);
 
+// The same, of which all but the first and the last may rotate.
+std::vector<ParameterStage> RotatingStages(uint32_t count, uint32_t slabs);
+
 // One process. By itself it only repeats its last Report every second, unless it hangs: a test
 // makes it map grants and answer revokes.
 struct SimulatedWorker {
@@ -40,8 +43,11 @@ struct SimulatedWorker {
   std::optional<SessionLoad> load;
   absl::Time next_report = absl::InfiniteFuture();
   std::map<SlabId, HeldSlab> held;
-  std::deque<SendGrant> grants;    // received, not mapped
-  std::deque<SendRevoke> revokes;  // received, not answered
+  std::deque<SendGrant> grants;           // received, not mapped
+  std::deque<SendRevoke> revokes;         // received, not answered
+  std::deque<SendSetRotation> rotations;  // received, not carried out
+  // What its memory is mapped for.
+  Rotation rotation;
   // The last parameters mapped: when, and how long they may not be revoked.
   absl::Time irrevocable_until = absl::InfinitePast();
   std::optional<absl::Time> activation_deadline;
@@ -73,6 +79,9 @@ class SimulatedNode {
   // The tenant's process; null if there is none.
   SimulatedWorker* WorkerOf(uint32_t tenant);
 
+  // Whether every stage of the worker has its slabs or rotates.
+  bool Complete(const SimulatedWorker& worker) const;
+
   // Worker actions. Each ends by carrying out what the arbiter wants.
   absl::StatusOr<SessionId> Attach(uint32_t tenant);
   absl::Status Reattach(SimulatedWorker& worker);
@@ -85,6 +94,10 @@ class SimulatedNode {
   // A part of the answer to the first revoke, of up to `count` slabs.
   void AnswerRevokePart(SimulatedWorker& worker, uint32_t count);
   void AnswerRevokeWith(SimulatedWorker& worker, RevokeId revoke, const std::vector<SlabId>& slabs);
+  // Carries out the first SetRotation and answers it.
+  void FinishRotation(SimulatedWorker& worker);
+  // Carries it out, but the answer is lost with the connection.
+  void FinishRotationAndLoseConnection(SimulatedWorker& worker);
   void ReleaseKv(SimulatedWorker& worker, uint32_t count);
   void Detach(SimulatedWorker& worker);
   void LoseConnection(SimulatedWorker& worker);
@@ -104,6 +117,12 @@ class SimulatedNode {
   void CheckInvariants();
   size_t cleaning() const { return to_clean_.size(); }
 
+  // From the next restart of the broker on.
+  void set_rotation(const RotationOptions& rotation) { options_.rotation = rotation; }
+  // What workers say from their next Report on: at first nothing where layers cannot rotate, and
+  // otherwise 50e9.
+  void set_image_bytes_per_second(double rate) { image_bytes_per_second_ = rate; }
+
  private:
   struct Shadow {
     std::optional<SessionId> holder;   // may touch it: granted, or its process lives
@@ -116,12 +135,16 @@ class SimulatedNode {
   void Drain();
   void Do(SendGrant grant);
   void Do(SendRevoke revoke);
+  void Do(SendSetRotation rotation);
   void Do(const SendActivateRefused& refused);
   void Do(const SendKvPressure& pressure);
   void Do(const KillProcess& kill);
   void Do(const CleanSlabs& clean);
   void Do(const SessionEnded& ended);
   void Do(const TransferFinished& transfer);
+  void CheckRotation(const SimulatedWorker& worker, const SendSetRotation& rotation);
+  void CarryOut(SimulatedWorker& worker, const SendSetRotation& rotation);
+  void CheckPlaces(const SimulatedWorker& worker);
   void CheckParameterRevoke(const SimulatedWorker& worker, const SendRevoke& revoke);
   static std::vector<SlabId> AnswerTo(const SimulatedWorker& worker, const SendRevoke& revoke);
   void GiveUp(SimulatedWorker& worker, const std::vector<SlabId>& slabs);
@@ -138,6 +161,7 @@ class SimulatedNode {
   std::vector<Shadow> shadow_;
   std::map<SlabId, std::pair<SessionId, HeldSlab>> journal_;
   std::deque<SlabId> to_clean_;
+  double image_bytes_per_second_ = 0;  // not measured
   std::vector<TransferFinished> transfers_;
   std::vector<std::string> problems_;
   std::string log_;

@@ -57,9 +57,10 @@ bool IsLegalTransition(SlabState from, SlabState to) {
       return to == SlabState::kGranted || to == SlabState::kLost;
     case SlabState::kGranted:
       return to == SlabState::kRevoking || to == SlabState::kQuiesced ||
-             to == SlabState::kQuarantined;
+             to == SlabState::kQuarantined || to == SlabState::kGranted;
     case SlabState::kRevoking:
-      return to == SlabState::kQuiesced || to == SlabState::kQuarantined;
+      return to == SlabState::kQuiesced || to == SlabState::kQuarantined ||
+             to == SlabState::kGranted;
     case SlabState::kLost:
       return to == SlabState::kGranted || to == SlabState::kQuiesced ||
              to == SlabState::kQuarantined;
@@ -198,11 +199,27 @@ absl::Status SlabLedger::BeginRevoke(SlabId slab) {
 
 absl::Status SlabLedger::Readopt(SlabId slab) {
   if (absl::Status status = CheckSlab(slab); !status.ok()) return status;
-  if (record(slab).state != SlabState::kLost) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "slab ", slab.value(), " is ", SlabStateName(record(slab).state), " and not lost"));
+  const SlabState state = record(slab).state;
+  if (state != SlabState::kLost && state != SlabState::kRevoking) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("slab ", slab.value(), " is ", SlabStateName(state),
+                     ": only a lost one returns, or one that was asked back"));
   }
   return Transition(slab, SlabState::kGranted, record(slab));
+}
+
+absl::Status SlabLedger::Move(SlabId slab, SlabRole role, RegionIndex region_index) {
+  if (absl::Status status = CheckSlab(slab); !status.ok()) return status;
+  const auto moves = [](SlabRole r) { return r == SlabRole::kParameter || r == SlabRole::kSlot; };
+  SlabRecord next = record(slab);
+  if (next.state != SlabState::kGranted || !moves(next.role) || !moves(role)) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "slab ", slab.value(), " is ", SlabStateName(next.state), " as ", SlabRoleName(next.role),
+        ": only granted ones move, between parameters and slots, not to ", SlabRoleName(role)));
+  }
+  next.role = role;
+  next.region_index = region_index;
+  return Transition(slab, SlabState::kGranted, next);
 }
 
 absl::Status SlabLedger::GiveBack(SlabId slab) {

@@ -36,8 +36,10 @@ absl::string_view SlabRoleName(SlabRole role);
 //   kGranted     -> kRevoking     BeginRevoke: its session was asked to give this very slab back
 //   kGranted     -> kQuiesced     GiveBack: a KV slab that its session chose, or gave back unasked
 //   kGranted     -> kQuarantined  Quarantine: its session broke a rule or a deadline
+//   kGranted     -> kGranted      Move: to another place, or between kParameter and kSlot
 //   kRevoking    -> kQuiesced     GiveBack: the session unmapped it
 //   kRevoking    -> kQuarantined  Quarantine
+//   kRevoking    -> kGranted      Readopt: its session returned with it, and what was asked is void
 //   kLost        -> kGranted      Readopt: its session returned with the same epoch, which it keeps
 //   kLost        -> kQuiesced     GiveBack: its session returned without it, or its process is gone
 //   kLost        -> kQuarantined  Quarantine: its session did not return in time
@@ -66,7 +68,7 @@ struct SlabRecord {
   std::optional<SessionId> owner;
   // Of the last grant; 0 before the first.
   Epoch epoch;
-  // Parameters: the place in the owner's parameter region. Otherwise 0.
+  // Parameters, workspace, slots: the place in the owner's region. Otherwise 0.
   RegionIndex region_index;
   // Who had it last (or has it). Cleared when the slab was scrubbed: nothing is left to read.
   std::optional<TenantId> last_tenant;
@@ -100,6 +102,8 @@ class SlabLedger {
   absl::Status Adopt(SlabId slab, const Grantee& by, Epoch epoch, RegionIndex region_index);
   absl::Status BeginRevoke(SlabId slab);
   absl::Status Readopt(SlabId slab);
+  // To the role kParameter or kSlot, from one of them; session and epoch stay.
+  absl::Status Move(SlabId slab, SlabRole role, RegionIndex region_index);
   absl::Status GiveBack(SlabId slab);
   absl::Status Quarantine(SlabId slab);
   absl::Status Clean(SlabId slab);

@@ -4,6 +4,8 @@
 #include <functional>
 #include <optional>
 
+#include "broker/core/layer_supply.h"
+
 namespace palimpsest {
 namespace {
 
@@ -20,7 +22,7 @@ absl::Duration ReloadTime(Bytes bytes, double measured_bytes_per_second) {
 std::optional<RemapOutcome> Obstacle(const Session& session, absl::Time now) {
   if (session.config.pinned) return RemapOutcome::kPinned;
   if (now < session.irrevocable_until) return RemapOutcome::kJustRestored;
-  if (session.ParameterGrantInFlight() ||
+  if (session.ParameterGrantInFlight() || session.rotation.in_flight.has_value() ||
       (session.activation.has_value() && session.activation->committed)) {
     return RemapOutcome::kArriving;
   }
@@ -53,6 +55,7 @@ class Planner {
         request_.need);
     TakeSurplus(RemapRule::kCachedKv);
     TakeKvOfSilent();
+    TakeLayers();
     TakeKvByForce();
     if (request_.activation) {
       TakeOwnKv();
@@ -189,7 +192,8 @@ class Planner {
     for (Session* session : sessions_) {
       const Take* take = TakenFrom(session);
       if (session == request_.requester || !session->connected() ||
-          session->parameters_granted == 0 || (take != nullptr && take->parameter_slabs > 0)) {
+          session->parameters_granted + session->rotation.slots_held == 0 ||
+          (take != nullptr && (take->parameter_slabs > 0 || take->rotation.has_value()))) {
         continue;
       }
       const Candidate candidate{session, VictimOf(*session)};
@@ -211,11 +215,17 @@ class Planner {
     }
   }
 
-  // From the last stage on, no more than is needed.
+  // From the last stage on, no more than is needed. It stops rotating first.
   uint32_t TakeStages(Session& victim, uint32_t limit) {
     Take& take = TakeFrom(&victim);
     take.surplus = false;
     const uint32_t before = plan_.slabs;
+    take.first_stage = static_cast<uint32_t>(victim.stages.size());
+    if (victim.rotation.slots_held > 0) {
+      take.dissolves = true;
+      take.parameter_slabs += victim.rotation.slots_held;
+      plan_.slabs += victim.rotation.slots_held;
+    }
     for (size_t stage = victim.stages.size(); stage > 0 && Remaining(limit) > 0; --stage) {
       take.first_stage = static_cast<uint32_t>(stage - 1);
       take.parameter_slabs += victim.stage_granted[stage - 1];
@@ -237,6 +247,20 @@ class Planner {
                                 .score = VictimScore(victim)});
   }
 
+  void TakeLayers() {
+    if (Done()) return;
+    for (LayerOffer& offer : PlanLayers(sessions_, *request_.requester, LayersOf::kAll,
+                                        Remaining(request_.need), rules_, now_)) {
+      plan_.candidates.push_back(CandidateOf(offer, now_));
+      if (offer.slabs == 0) continue;
+      Take& take = TakeFrom(offer.victim);
+      take.surplus = false;
+      take.rotation = std::move(offer.rotation);
+      take.rotation_slabs = offer.slabs;
+      plan_.slabs += offer.slabs;
+    }
+  }
+
   // A floor is for whoever asks for it.
   void TakeKvOfSilent() {
     for (Session* victim : sessions_) {
@@ -254,7 +278,8 @@ class Planner {
       if (Done()) return;
       if (victim == request_.requester) continue;
       const Take* take = TakenFrom(victim);
-      const uint32_t taken = take == nullptr ? 0 : take->kv_slabs + take->parameter_slabs;
+      const uint32_t taken =
+          take == nullptr ? 0 : take->kv_slabs + take->parameter_slabs + take->rotation_slabs;
       const uint32_t above = victim->AboveFloor() > taken ? victim->AboveFloor() - taken : 0;
       uint32_t revocable = victim->RevocableKv() - TakenKv(victim);
       if (request_.prefetch) {

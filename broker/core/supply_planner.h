@@ -4,6 +4,7 @@
 #define PALIMPSEST_BROKER_CORE_SUPPLY_PLANNER_H_
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "absl/time/time.h"
@@ -37,6 +38,7 @@ struct SupplyRules {
   VictimPolicy victims = VictimPolicy::kExpected;
   // For what reloading costs.
   Bytes slab_bytes;
+  RotationOptions rotation;
 };
 
 struct Take {
@@ -45,6 +47,11 @@ struct Take {
   // Parameters of the stages from first_stage on; parameter_slabs of them are granted.
   uint32_t first_stage = 0;
   uint32_t parameter_slabs = 0;
+  // It stops rotating and gives back its slots, which parameter_slabs counts too.
+  bool dissolves = false;
+  // More of its layers rotate, which frees rotation_slabs.
+  std::optional<Rotation> rotation;
+  uint32_t rotation_slabs = 0;
   // All of it was surplus.
   bool surplus = true;
 };

@@ -17,6 +17,13 @@ constexpr size_t kRetireBatch = 16;
 constexpr Bytes kScrubBatch = MiB(256);
 constexpr absl::Duration kMemoryPause = absl::Milliseconds(50);
 
+// Of the image; as far as its worker can let layers rotate.
+std::vector<ParameterStage> StagesFor(const SealedImage& image, bool rotates) {
+  std::vector<ParameterStage> stages = image.stages;
+  for (ParameterStage& stage : stages) stage.may_rotate = stage.may_rotate && rotates;
+  return stages;
+}
+
 ProcessIdentity IdentityOf(const journal::SessionOpened& session) {
   return ProcessIdentity{session.pid(), session.process_start()};
 }
@@ -226,7 +233,7 @@ absl::Status Broker::CheckVacant(const DescriptorPeer& peer) {
 
 absl::StatusOr<std::shared_ptr<Broker::Session>> Broker::Attach(
     const DescriptorPeer& peer, std::shared_ptr<const SealedImage> image,
-    std::shared_ptr<SessionStream> stream) {
+    std::shared_ptr<SessionStream> stream, bool rotates) {
   absl::Status status = CheckVacant(peer);
   // Watched first, so that no session can exist whose end nobody notices.
   if (status.ok()) status = WatchOnce(peer.process);
@@ -236,10 +243,12 @@ absl::StatusOr<std::shared_ptr<Broker::Session>> Broker::Attach(
   session->tenant_name = TenantName(peer.tenant);
   session->process = peer.process;
   session->fingerprint = image->fingerprint;
+  session->rotates = rotates;
   session->image = image;
   session->stream = std::move(stream);
   Decide([&](absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-    const absl::StatusOr<SessionId> id = arbiter_.OnAttach(peer.tenant, image->stages, now);
+    const absl::StatusOr<SessionId> id =
+        arbiter_.OnAttach(peer.tenant, StagesFor(*image, rotates), now);
     status = id.status();
     if (!status.ok()) return;
     session->id = *id;
@@ -286,12 +295,14 @@ absl::StatusOr<std::shared_ptr<Broker::Session>> Broker::FindReturning(
   return found->second;
 }
 
-absl::Status Broker::Reattach(const std::shared_ptr<Session>& session, const v1::Reattach& message,
+absl::Status Broker::Reattach(const std::shared_ptr<Session>& session, const v1::Attach& message,
                               std::shared_ptr<const SealedImage> image,
                               std::shared_ptr<SessionStream> stream) {
   const absl::StatusOr<std::vector<HeldSlab>> held =
-      CheckedHeldSlabs(message, options_.arbiter.pool_slabs);
+      CheckedHeldSlabs(message.reattach(), options_.arbiter.pool_slabs);
   if (!held.ok()) return held.status();
+  const absl::StatusOr<Rotation> rotation = CheckedRotation(message.reattach().rotation());
+  if (!rotation.ok()) return rotation.status();
   absl::Status status;
   std::shared_ptr<SessionStream> earlier;
   Decide([&](absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
@@ -299,8 +310,10 @@ absl::Status Broker::Reattach(const std::shared_ptr<Session>& session, const v1:
     if (!status.ok()) return;
     earlier = std::exchange(session->stream, nullptr);
     if (earlier != nullptr) arbiter_.OnConnectionLost(session->id, now);
-    status = arbiter_.OnReattach(session->id, *session->tenant, image->stages, *held, now);
+    status = arbiter_.OnReattach(session->id, *session->tenant,
+                                 StagesFor(*image, message.rotates()), *held, *rotation, now);
     if (!status.ok()) return;
+    session->rotates = message.rotates();
     session->stream = stream;
     session->image = image;
     // What the worker did not bring back is replaced when it is cleaned.
@@ -308,7 +321,8 @@ absl::Status Broker::Reattach(const std::shared_ptr<Session>& session, const v1:
       return slab.second.session_id() == session->id.value();
     });
     queue_.push_back(
-        Work{SendAttached{.recorded = true, .send_image = !message.has_image(), .image = image},
+        Work{SendAttached{
+                 .recorded = true, .send_image = !message.reattach().has_image(), .image = image},
              session, stream});
   });
   if (earlier != nullptr) earlier->Close("the worker opened another connection");
@@ -342,6 +356,8 @@ void Broker::Apply(SessionId session, const WorkerEvent& event, absl::Time now) 
     arbiter_.OnReleaseKv(session, release->slabs, now);
   } else if (const auto* mapped = std::get_if<GrantMappedEvent>(&event)) {
     arbiter_.OnGrantMapped(session, mapped->grant, mapped->map, mapped->restore, now);
+  } else if (const auto* rotated = std::get_if<RotationDoneEvent>(&event)) {
+    arbiter_.OnRotationDone(session, rotated->rotation, now);
   } else if (const auto* load = std::get_if<SessionLoad>(&event)) {
     arbiter_.OnReport(session, *load, now);
   } else {

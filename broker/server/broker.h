@@ -95,6 +95,8 @@ class Broker : public DescriptorDelegate {
     std::shared_ptr<const ProcessHandle> process;
     // Of the image that its parameter slabs are restored from.
     std::string fingerprint;
+    // Whether it carries out SetRotation.
+    bool rotates = false;
 
     // Null while no connection stands.
     std::shared_ptr<SessionStream> stream;
@@ -115,10 +117,12 @@ class Broker : public DescriptorDelegate {
   // AlreadyExists, naming the process, while another session of the tenant has not ended.
   absl::Status CheckVacant(const DescriptorPeer& peer);
 
-  // Opens a session and queues its Attached message.
+  // Opens a session of a worker that can let layers rotate, or not, and queues its Attached
+  // message.
   absl::StatusOr<std::shared_ptr<Session>> Attach(const DescriptorPeer& peer,
                                                   std::shared_ptr<const SealedImage> image,
-                                                  std::shared_ptr<SessionStream> stream);
+                                                  std::shared_ptr<SessionStream> stream,
+                                                  bool rotates);
 
   // The session that a worker wants back, if it is its own. NotFound if there is none: the worker
   // must start anew. PermissionDenied for the session of another process; otherwise as Reattach.
@@ -128,7 +132,7 @@ class Broker : public DescriptorDelegate {
   // Brings a session back and queues its Attached message. `image` has the session's fingerprint.
   // An earlier connection of the session is closed. InvalidArgument for a message that breaks its
   // bounds, FailedPrecondition if a slab is claimed whose descriptor was not returned.
-  absl::Status Reattach(const std::shared_ptr<Session>& session, const v1::Reattach& message,
+  absl::Status Reattach(const std::shared_ptr<Session>& session, const v1::Attach& message,
                         std::shared_ptr<const SealedImage> image,
                         std::shared_ptr<SessionStream> stream);
 
@@ -206,6 +210,7 @@ class Broker : public DescriptorDelegate {
   void Do(const Work& work, const ArbiterAction& action);
   void Perform(const Work& work, const SendGrant& grant);
   void Perform(const Work& work, const SendRevoke& revoke);
+  void Perform(const Work& work, const SendSetRotation& rotation);
   void Perform(const Work& work, const SendActivateRefused& refused);
   void Perform(const Work& work, const SendKvPressure& pressure);
   void Perform(const Work& work, const KillProcess& kill);

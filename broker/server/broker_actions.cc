@@ -48,6 +48,8 @@ v1::Transfer::Kind KindToProto(TransferKind kind) {
       return v1::Transfer::KIND_RESTORE;
     case TransferKind::kClean:
       return v1::Transfer::KIND_SCRUB;
+    case TransferKind::kRotate:
+      return v1::Transfer::KIND_ROTATE;
   }
   return v1::Transfer::KIND_UNSPECIFIED;
 }
@@ -215,6 +217,28 @@ void Broker::Perform(const Work& work, const SendRevoke& revoke) {
   work.stream->Send(std::move(message));
 }
 
+void Broker::Perform(const Work& work, const SendSetRotation& rotation) {
+  Log(LogLevel::kInfo, "layers rotate",
+      {{"tenant", work.session->tenant_name},
+       {"freed", rotation.rotation.freed()},
+       {"slots", rotation.rotation.slots},
+       {"reason", MoveReasonName(rotation.reason)}});
+  if (work.stream == nullptr) return;
+  v1::BrokerMessage message;
+  v1::SetRotation& out = *message.mutable_set_rotation();
+  out.set_rotation_id(rotation.id.value());
+  RotationToProto(rotation.rotation, *out.mutable_rotation());
+  for (const SlabMove& move : rotation.moves) {
+    v1::MovedSlab& moved = *out.add_moves();
+    moved.set_slab_id(move.slab.value());
+    moved.set_role(RoleToProto(move.role));
+    moved.set_region_index(move.place.value());
+  }
+  out.set_deadline_seconds(absl::ToDoubleSeconds(
+      std::max(rotation.deadline - parts_.clock.Now(), absl::ZeroDuration())));
+  work.stream->Send(std::move(message));
+}
+
 void Broker::Perform(const Work& work, const SendActivateRefused& refused) {
   parts_.metrics.ActivationRefused(work.session->tenant_name);
   if (work.stream == nullptr) return;
@@ -330,6 +354,11 @@ void Broker::FillTenant(const TenantSnapshot& tenant, TenantId id, v1::TenantMem
       static_cast<uint64_t>(options_.context_allowance[id.value()].count()));
   out.set_parameter_slabs(tenant.parameter_slabs);
   out.set_kv_slabs(tenant.kv_slabs);
+  out.set_slot_slabs(tenant.slot_slabs);
+  for (const int32_t stage : tenant.rotation.stages) {
+    out.add_rotating_stages(static_cast<uint32_t>(stage));
+  }
+  out.set_freed_layers(static_cast<uint32_t>(tenant.rotation.freed()));
   out.set_workspace_slabs(tenant.workspace_slabs);
   out.set_floor_slabs(tenant.config.floor_slabs);
   out.set_quota_slabs(tenant.config.quota_slabs);

@@ -101,6 +101,14 @@ ArbiterOptions ReadPolicy(ConfigReader& policy) {
                                              {"mru", VictimPolicy::kMru},
                                              {"lru", VictimPolicy::kLru}},
                                             out.victims);
+  ConfigReader rotation = policy.Map("rotation");
+  out.rotation.enabled = rotation.Bool("enabled", out.rotation.enabled);
+  out.rotation.slots = rotation.Choice<SlotPreference>(
+      "slots",
+      {{"auto", SlotPreference::kAuto}, {"1", SlotPreference::kOne}, {"2", SlotPreference::kTwo}},
+      out.rotation.slots);
+  out.rotation.cap = rotation.Double("cap", 0.0, 1.0, out.rotation.cap);
+  out.rotation.reversion = rotation.Bool("reversion", out.rotation.reversion);
   return out;
 }
 

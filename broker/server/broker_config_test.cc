@@ -76,6 +76,22 @@ TEST(ReadBrokerConfig, ReadsHowKvIsStored) {
   EXPECT_THAT(Refusal(with(", kv_dtype: fp8_e5m2")), HasSubstr("kv_dtype"));
 }
 
+TEST(ReadBrokerConfig, ReadsHowLayersRotate) {
+  const auto with = [](absl::string_view rotation) {
+    return Read(absl::StrCat("policy: {rotation: ", rotation, "}\n", kHead, kTenant));
+  };
+  const auto config = with("{enabled: true, slots: 2, cap: 0.25, reversion: false}");
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_TRUE(config->policy.rotation.enabled);
+  EXPECT_EQ(config->policy.rotation.slots, SlotPreference::kTwo);
+  EXPECT_EQ(config->policy.rotation.cap, 0.25);
+  EXPECT_FALSE(config->policy.rotation.reversion);
+  EXPECT_EQ(with("{slots: auto}")->policy.rotation.slots, SlotPreference::kAuto);
+  for (const char* bad : {"{slots: 3}", "{cap: 1.5}", "{caps: 1}"}) {
+    EXPECT_FALSE(with(bad).ok()) << bad;
+  }
+}
+
 TEST(ReadBrokerConfig, ReadsPolicy) {
   const auto config = Read(absl::StrCat(
       "policy: {revoke_deadline: 3s, hysteresis: 0.5, report_patience: 7s, victims: lru}\n", kHead,

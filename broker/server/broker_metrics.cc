@@ -1,5 +1,6 @@
 #include "broker/server/broker_metrics.h"
 
+#include <algorithm>
 #include <map>
 
 namespace palimpsest {
@@ -14,6 +15,8 @@ absl::string_view TransferKindName(TransferKind kind) {
       return "restore";
     case TransferKind::kClean:
       return "scrub";
+    case TransferKind::kRotate:
+      return "rotate";
   }
   return "";
 }
@@ -35,6 +38,9 @@ void BrokerMetrics::Moved(const TransferFinished& transfer, const std::string& t
       .Increment(transfer.slabs);
   metrics_.Histogram<"palimpsest_broker_transfer_seconds">(kind, reason)
       .Observe(absl::ToDoubleSeconds(transfer.duration));
+  if (transfer.kind == TransferKind::kRotate) {
+    metrics_.Counter<"palimpsest_broker_rotation_changes_total">(tenant, reason).Increment();
+  }
   if (transfer.kind == TransferKind::kGrant && transfer.reason == MoveReason::kActivation) {
     metrics_.Counter<"palimpsest_broker_activations_total">(tenant, "granted").Increment();
   }
@@ -62,6 +68,21 @@ void BrokerMetrics::AdvanceTo(prometheus::Counter& counter, uint64_t total) {
   if (missing > 0) counter.Increment(missing);
 }
 
+void BrokerMetrics::AddRotation(const v1::TenantMemory& tenant) {
+  WorkerTotals& seen = rotation_[tenant.tenant()];
+  const WorkerTotals now{.pid = tenant.pid(),
+                         .stall_seconds = tenant.load().rotation_stall_seconds(),
+                         .rotation_bytes = static_cast<double>(tenant.load().rotation_bytes())};
+  // A worker that has attached but not reported says nothing yet.
+  if (now.pid == 0 || now.rotation_bytes == 0) return;
+  if (now.pid != seen.pid) seen = WorkerTotals{.pid = now.pid};
+  metrics_.Counter<"palimpsest_broker_rotation_stall_seconds_total">(tenant.tenant())
+      .Increment(std::max(now.stall_seconds - seen.stall_seconds, 0.0));
+  metrics_.Counter<"palimpsest_broker_rotation_bytes_total">(tenant.tenant())
+      .Increment(std::max(now.rotation_bytes - seen.rotation_bytes, 0.0));
+  seen = now;
+}
+
 void BrokerMetrics::Refresh(const v1::GetStatusResponse& status,
                             const DescriptorServerStats& descriptors, size_t sessions) {
   MutexLock lock(&refresh_mu_);
@@ -85,6 +106,8 @@ void BrokerMetrics::Refresh(const v1::GetStatusResponse& status,
         .Set(static_cast<double>(tenant.context_allowance_bytes()));
     m.Gauge<"palimpsest_broker_tenant_context_bytes">(name, "measured")
         .Set(static_cast<double>(tenant.load().context_bytes()));
+    m.Gauge<"palimpsest_broker_tenant_freed_layers">(name).Set(tenant.freed_layers());
+    AddRotation(tenant);
     m.Gauge<"palimpsest_broker_tenant_floor_slabs">(name).Set(tenant.floor_slabs());
     m.Gauge<"palimpsest_broker_tenant_quota_slabs">(name).Set(tenant.quota_slabs());
     m.Gauge<"palimpsest_broker_tenant_kv_target_slabs">(name).Set(tenant.kv_target_slabs());

@@ -4,8 +4,10 @@
 #ifndef PALIMPSEST_BROKER_SERVER_BROKER_METRICS_H_
 #define PALIMPSEST_BROKER_SERVER_BROKER_METRICS_H_
 
+#include <map>
 #include <string>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "broker/core/arbiter.h"
@@ -18,7 +20,7 @@ namespace palimpsest {
 
 enum class AttachOutcome { kAttached, kReattached, kRefused };
 
-// "revoke", "grant", "restore", "scrub".
+// "revoke", "grant", "restore", "scrub", "rotate".
 absl::string_view TransferKindName(TransferKind kind);
 
 class BrokerMetrics {
@@ -38,11 +40,21 @@ class BrokerMetrics {
   void RefreshRemaps(const v1::GetRemapLogResponse& log);
 
  private:
+  // What a worker has counted since its start.
+  struct WorkerTotals {
+    int32_t pid = 0;
+    double stall_seconds = 0;
+    double rotation_bytes = 0;
+  };
+
+  // Adds what the tenant's workers have counted since the last call.
+  void AddRotation(const v1::TenantMemory& tenant) ABSL_EXCLUSIVE_LOCKS_REQUIRED(refresh_mu_);
   // Advances a counter to `total`.
   static void AdvanceTo(prometheus::Counter& counter, uint64_t total);
 
   Metrics& metrics_;
   Mutex refresh_mu_;
+  std::map<std::string, WorkerTotals> rotation_ ABSL_GUARDED_BY(refresh_mu_);
 };
 
 }  // namespace palimpsest

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "common/log.h"
 #include "common/mapping.h"
@@ -46,7 +47,8 @@ absl::StatusOr<std::string> FolderSignature(const std::string& folder) {
 std::vector<ParameterStage> StagesOf(const v1::ImageManifest& manifest) {
   std::vector<ParameterStage> stages;
   for (const v1::ImageStage& stage : manifest.stages()) {
-    stages.push_back(ParameterStage{stage.first_slab(), stage.slab_count()});
+    stages.push_back(ParameterStage{stage.first_slab(), stage.slab_count(),
+                                    absl::StartsWith(stage.name(), "layer.")});
   }
   return stages;
 }

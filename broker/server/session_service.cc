@@ -119,7 +119,7 @@ absl::Status SessionService::Serve(grpc::ServerContext& context, Stream& stream)
                                                parts_.descriptors.Close(connection);
                                              });
   const auto session = message.attach().has_reattach()
-                           ? OpenReturning(message.attach().reattach(), *peer, stream, end, context)
+                           ? OpenReturning(message.attach(), *peer, stream, end, context)
                            : Open(message.attach(), *peer, stream, end, context);
   absl::Status status = session.status();
   if (status.ok()) {
@@ -163,19 +163,19 @@ absl::Status SessionService::Converse(const std::shared_ptr<palimpsest::Broker::
 }
 
 absl::StatusOr<std::shared_ptr<Broker::Session>> SessionService::Open(
-    const v1::Attach&, const DescriptorPeer& peer, Stream& stream,
+    const v1::Attach& attach, const DescriptorPeer& peer, Stream& stream,
     const std::shared_ptr<SessionStream>& end, grpc::ServerContext& context) {
   // Said early: packing an image may take minutes.
   if (absl::Status vacant = parts_.broker.CheckVacant(peer); !vacant.ok()) return vacant;
   auto image = AwaitImage(peer, stream, context);
   if (!image.ok()) return image.status();
-  return parts_.broker.Attach(peer, *std::move(image), end);
+  return parts_.broker.Attach(peer, *std::move(image), end, attach.rotates());
 }
 
 absl::StatusOr<std::shared_ptr<Broker::Session>> SessionService::OpenReturning(
-    const v1::Reattach& reattach, const DescriptorPeer& peer, Stream& stream,
+    const v1::Attach& attach, const DescriptorPeer& peer, Stream& stream,
     const std::shared_ptr<SessionStream>& end, grpc::ServerContext& context) {
-  auto session = parts_.broker.FindReturning(peer, reattach);
+  auto session = parts_.broker.FindReturning(peer, attach.reattach());
   if (!session.ok()) return session.status();
   auto image = parts_.images.Find((*session)->fingerprint, peer.tenant);
   if (image == nullptr) {
@@ -188,7 +188,7 @@ absl::StatusOr<std::shared_ptr<Broker::Session>> SessionService::OpenReturning(
         "the tenant's model has changed and the session's image was not returned: start the worker "
         "anew");
   }
-  const absl::Status status = parts_.broker.Reattach(*session, reattach, std::move(image), end);
+  const absl::Status status = parts_.broker.Reattach(*session, attach, std::move(image), end);
   if (!status.ok()) return status;
   return session;
 }

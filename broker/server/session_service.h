@@ -69,7 +69,7 @@ class SessionService : public v1::Broker::Service {
       const v1::Attach& attach, const DescriptorPeer& peer, Stream& stream,
       const std::shared_ptr<SessionStream>& end, grpc::ServerContext& context);
   absl::StatusOr<std::shared_ptr<palimpsest::Broker::Session>> OpenReturning(
-      const v1::Reattach& reattach, const DescriptorPeer& peer, Stream& stream,
+      const v1::Attach& attach, const DescriptorPeer& peer, Stream& stream,
       const std::shared_ptr<SessionStream>& end, grpc::ServerContext& context);
   // Waits for the tenant's image and tells the worker how far it is.
   absl::StatusOr<std::shared_ptr<const SealedImage>> AwaitImage(const DescriptorPeer& peer,

@@ -9,6 +9,7 @@ namespace {
 
 constexpr uint32_t kMaxCount = 1 << 24;
 constexpr Bytes kMaxContext = GiB(1024);
+constexpr uint32_t kMaxStages = 1 << 16;
 constexpr double kMaxBytesPerSecond = 1e15;
 // Of a worker that runs for years.
 constexpr double kMaxStallSeconds = 1e10;
@@ -159,7 +160,7 @@ absl::StatusOr<WorkerEvent> ParseWorkerMessage(const v1::WorkerMessage& message,
     case v1::WorkerMessage::kDetach:
       return DetachEvent{};
     case v1::WorkerMessage::kRotationDone:
-      return absl::InvalidArgumentError("RotationDone, but no SetRotation was sent");
+      return RotationDoneEvent{RotationId(message.rotation_done().rotation_id())};
     case v1::WorkerMessage::kAttach:
       return absl::InvalidArgumentError("Attach comes once, as the first message");
     case v1::WorkerMessage::MESSAGE_NOT_SET:
@@ -176,15 +177,37 @@ absl::StatusOr<std::vector<HeldSlab>> CheckedHeldSlabs(const v1::Reattach& reatt
   for (const v1::HeldSlab& slab : reattach.slabs()) {
     if (absl::Status status = seen.Add(slab.slab_id()); !status.ok()) return status;
     const SlabRole role = RoleFromNumber(slab.role());
-    if (role != SlabRole::kParameter && role != SlabRole::kKv && role != SlabRole::kWorkspace) {
-      return absl::InvalidArgumentError(absl::StrCat("slab ", slab.slab_id(), " is held in role ",
-                                                     static_cast<int>(slab.role()),
-                                                     ", expected PARAMETER, KV or WORKSPACE"));
+    if (role == SlabRole::kNone) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("slab ", slab.slab_id(), " is held in role ", static_cast<int>(slab.role()),
+                       ", expected PARAMETER, KV, SLOT or WORKSPACE"));
     }
     held.push_back(HeldSlab{SlabId(slab.slab_id()), Epoch(slab.epoch()), role,
                             RegionIndex(slab.region_index())});
   }
   return held;
+}
+
+absl::StatusOr<Rotation> CheckedRotation(const v1::Rotation& rotation) {
+  if (rotation.stages_size() > static_cast<int>(kMaxStages) || rotation.slots() > kMaxSlots) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("a rotation of ", rotation.stages_size(), " stages in ", rotation.slots(),
+                     " slots, expected at most ", kMaxStages, " in ", kMaxSlots));
+  }
+  Rotation checked{.stages = {}, .slots = static_cast<int32_t>(rotation.slots())};
+  for (const uint32_t stage : rotation.stages()) {
+    if (stage >= kMaxStages) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("stage ", stage, " rotates, of at most ", kMaxStages));
+    }
+    checked.stages.push_back(static_cast<int32_t>(stage));
+  }
+  return checked;
+}
+
+void RotationToProto(const Rotation& rotation, v1::Rotation& out) {
+  for (const int32_t stage : rotation.stages) out.add_stages(static_cast<uint32_t>(stage));
+  out.set_slots(static_cast<uint32_t>(rotation.slots));
 }
 
 v1::SlabRole RoleToProto(SlabRole role) {

@@ -10,6 +10,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "broker/core/arbiter.h"
+#include "common/rotation.h"
 #include "proto/palimpsest/v1/broker.pb.h"
 
 namespace palimpsest {
@@ -35,19 +36,26 @@ struct GrantMappedEvent {
   absl::Duration map;
   absl::Duration restore;
 };
+struct RotationDoneEvent {
+  RotationId rotation;
+};
 struct DetachEvent {};
 
 using WorkerEvent = std::variant<ActivateEvent, KvTargetEvent, RevokeDoneEvent, ReleaseKvEvent,
-                                 GrantMappedEvent, SessionLoad, DetachEvent>;
+                                 GrantMappedEvent, RotationDoneEvent, SessionLoad, DetachEvent>;
 
 // Any message but Attach, which is legal only as the first one. Slabs are of the pool and named
 // once; durations are between 0 and a day; counts at most 2^24.
 absl::StatusOr<WorkerEvent> ParseWorkerMessage(const v1::WorkerMessage& message,
                                                uint32_t pool_slabs);
 
-// Each slab at most once, in the role PARAMETER or KV.
+// Each slab at most once, in the role PARAMETER, KV, SLOT or WORKSPACE.
 absl::StatusOr<std::vector<HeldSlab>> CheckedHeldSlabs(const v1::Reattach& reattach,
                                                        uint32_t pool_slabs);
+
+// At most 2^16 stages and kMaxSlots slots; whether they make sense is for the arbiter to say.
+absl::StatusOr<Rotation> CheckedRotation(const v1::Rotation& rotation);
+void RotationToProto(const Rotation& rotation, v1::Rotation& out);
 
 v1::SlabRole RoleToProto(SlabRole role);
 

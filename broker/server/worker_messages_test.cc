@@ -41,6 +41,24 @@ TEST(ParseWorkerMessage, RefusesSlabsOutsideThePoolOrNamedTwice) {
   EXPECT_THAT(Refusal(message), HasSubstr("named twice"));
 }
 
+TEST(CheckedRotation, TakesWhatCanBeAndRefusesWhatIsTooLarge) {
+  v1::Rotation rotation;
+  EXPECT_TRUE(CheckedRotation(rotation)->none());
+  for (const uint32_t stage : {2u, 5u, 7u}) rotation.add_stages(stage);
+  rotation.set_slots(2);
+  const auto checked = CheckedRotation(rotation);
+  ASSERT_TRUE(checked.ok()) << checked.status();
+  EXPECT_EQ(*checked, (Rotation{{2, 5, 7}, 2}));
+  v1::Rotation again;
+  RotationToProto(*checked, again);
+  EXPECT_EQ(again.SerializeAsString(), rotation.SerializeAsString());
+  rotation.set_slots(3);
+  EXPECT_THAT(CheckedRotation(rotation).status().message(), HasSubstr("3 slots"));
+  rotation.set_slots(2);
+  rotation.add_stages(0xffffffff);
+  EXPECT_THAT(CheckedRotation(rotation).status().message(), HasSubstr("4294967295"));
+}
+
 TEST(ParseWorkerMessage, RefusesTargetsThatCannotBe) {
   v1::WorkerMessage message;
   message.mutable_set_kv_target()->set_target_slabs(9);

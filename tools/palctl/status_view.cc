@@ -38,6 +38,11 @@ json TenantJson(const v1::TenantMemory& t) {
           {"parameter_slabs", t.parameter_slabs()},
           {"kv_slabs", t.kv_slabs()},
           {"slot_slabs", t.slot_slabs()},
+          {"freed_layers", t.freed_layers()},
+          {"rotating_stages",
+           std::vector<uint32_t>(t.rotating_stages().begin(), t.rotating_stages().end())},
+          {"rotation_stall_seconds", t.load().rotation_stall_seconds()},
+          {"rotation_bytes", t.load().rotation_bytes()},
           {"workspace_slabs", t.workspace_slabs()},
           {"image_slabs", t.image_slabs()},
           {"context_bytes", t.load().context_bytes()},
@@ -92,17 +97,18 @@ std::string ContextCell(const v1::TenantMemory& t) {
 }
 
 std::string TenantsTable(const v1::GetStatusResponse& broker) {
-  TextTable table({"TENANT", ">PID", "STATE", ">PARAMETER", ">KV", ">USED", ">CACHED", ">TARGET",
-                   ">OTHER", ">CONTEXT", ">FLOOR", ">QUOTA", ">RUNNING", ">WAITING", ">GRANTS",
-                   ">REVOKES"});
+  TextTable table({"TENANT", ">PID", "STATE", ">PARAMETER", ">FREED", ">KV", ">USED", ">CACHED",
+                   ">TARGET", ">OTHER", ">CONTEXT", ">FLOOR", ">QUOTA", ">RUNNING", ">WAITING",
+                   ">GRANTS", ">REVOKES"});
   for (const v1::TenantMemory& t : broker.tenants()) {
     table.AddRow(
         {absl::StrCat(t.tenant(), t.pinned() ? " (pinned)" : ""),
          t.pid() == 0 ? "-" : absl::StrCat(t.pid()), TenantState(t),
-         absl::StrCat(t.parameter_slabs(), "/", t.image_slabs()), absl::StrCat(t.kv_slabs()),
-         absl::StrCat(t.load().kv_slabs_used()), absl::StrCat(t.load().kv_slabs_cached()),
-         absl::StrCat(t.kv_target_slabs()), absl::StrCat(t.slot_slabs() + t.workspace_slabs()),
-         ContextCell(t), absl::StrCat(t.floor_slabs()), absl::StrCat(t.quota_slabs()),
+         absl::StrCat(t.parameter_slabs(), "/", t.image_slabs()), absl::StrCat(t.freed_layers()),
+         absl::StrCat(t.kv_slabs()), absl::StrCat(t.load().kv_slabs_used()),
+         absl::StrCat(t.load().kv_slabs_cached()), absl::StrCat(t.kv_target_slabs()),
+         absl::StrCat(t.slot_slabs() + t.workspace_slabs()), ContextCell(t),
+         absl::StrCat(t.floor_slabs()), absl::StrCat(t.quota_slabs()),
          absl::StrCat(t.load().running_sequences()), absl::StrCat(t.load().waiting_sequences()),
          absl::StrCat(t.grants_in_flight()), absl::StrCat(t.revokes_in_flight())});
   }

@@ -21,6 +21,8 @@ class BrokerFixture : public ::testing::Test {
   static constexpr int kImage = TestNode::kImageSlabs;
   static constexpr absl::Duration kPatience = absl::Seconds(20);
 
+  explicit BrokerFixture(int layers = kImage - 2) : node_(layers) {}
+
   void StartBroker(const std::string& yaml) {
     auto parsed = YamlConfig::Parse(yaml, "broker.yaml");
     ASSERT_TRUE(parsed.ok()) << parsed.status();

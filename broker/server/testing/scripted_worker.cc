@@ -39,16 +39,19 @@ absl::Status ScriptedWorker::Attach(const std::string& socket,
                                     const std::optional<std::string>& nonce) {
   v1::Attach attach;
   attach.set_nonce(nonce.value_or(nonce_.ToBytes()));
+  attach.set_rotates(rotates_);
   return OpenSession(socket, attach);
 }
 
 v1::Attach ScriptedWorker::Returning() {
   v1::Attach attach;
   attach.set_nonce(nonce_.ToBytes());
+  attach.set_rotates(rotates_);
   v1::Reattach& reattach = *attach.mutable_reattach();
   MutexLock lock(&mu_);
   reattach.set_session_id(session_);
   reattach.set_has_image(image_.valid());
+  *reattach.mutable_rotation() = rotation_;
   for (const auto& [id, held] : slabs_) {
     v1::HeldSlab& slab = *reattach.add_slabs();
     slab.set_slab_id(id);
@@ -184,6 +187,8 @@ void ScriptedWorker::React(const v1::BrokerMessage& message) {
     AnswerRevoke(message.revoke());
     MutexLock lock(&mu_);
     ++revokes_;
+  } else if (message.has_set_rotation()) {
+    Rotate(message.set_rotation());
   } else if (message.has_activate_refused()) {
     MutexLock lock(&mu_);
     ++refused_;
@@ -245,6 +250,25 @@ void ScriptedWorker::AnswerRevoke(const v1::Revoke& revoke) {
   (void)Send(answer);
 }
 
+void ScriptedWorker::Rotate(const v1::SetRotation& change) {
+  {
+    MutexLock lock(&mu_);
+    if (manners_ == Manners::kSilent) return;
+    for (const v1::MovedSlab& move : change.moves()) {
+      if (move.role() == v1::SLAB_ROLE_UNSPECIFIED) {
+        slabs_.erase(move.slab_id());
+        continue;
+      }
+      slabs_[move.slab_id()].role = move.role();
+      slabs_[move.slab_id()].region_index = move.region_index();
+    }
+    rotation_ = change.rotation();
+  }
+  v1::WorkerMessage answer;
+  answer.mutable_rotation_done()->set_rotation_id(change.rotation_id());
+  (void)Send(answer);
+}
+
 absl::StatusOr<std::vector<UniqueFd>> ScriptedWorker::FetchDescriptors(
     const std::string& token, std::vector<SlabEntry>* entries) {
   const absl::Status sent = descriptors_->Send(
@@ -286,10 +310,16 @@ absl::Status ScriptedWorker::SetKvTarget(uint32_t target, uint32_t needed) {
   return Send(message);
 }
 
-absl::Status ScriptedWorker::Report(bool active) {
+absl::Status ScriptedWorker::Report(bool active, bool unused) {
   v1::WorkerMessage message;
   message.mutable_report()->set_active(active);
   message.mutable_report()->set_running_sequences(active ? 1 : 0);
+  if (unused) {
+    MutexLock lock(&mu_);
+    message.mutable_report()->set_kv_slabs_free(static_cast<uint32_t>(Count(v1::SLAB_ROLE_KV)));
+  }
+  message.mutable_report()->set_decode_step_seconds(0.02);
+  message.mutable_report()->set_image_bytes_per_second(1e10);
   return Send(message);
 }
 
@@ -364,6 +394,13 @@ absl::Status ScriptedWorker::AwaitGrants(size_t count, absl::Duration timeout) {
 absl::Status ScriptedWorker::AwaitRevokes(size_t count, absl::Duration timeout) {
   return Await("revoked", timeout,
                [&]() ABSL_NO_THREAD_SAFETY_ANALYSIS { return revokes_ >= count; });
+}
+
+absl::Status ScriptedWorker::AwaitFreed(int layers, absl::Duration timeout) {
+  return Await(absl::StrCat(layers, " layers freed"), timeout,
+               [&]() ABSL_NO_THREAD_SAFETY_ANALYSIS {
+                 return rotation_.stages_size() - static_cast<int>(rotation_.slots()) == layers;
+               });
 }
 
 absl::Status ScriptedWorker::AwaitRefused(absl::Duration timeout) {

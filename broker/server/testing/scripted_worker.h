@@ -55,7 +55,8 @@ class ScriptedWorker {
   absl::Status Send(const v1::WorkerMessage& message);
   absl::Status Activate();
   absl::Status SetKvTarget(uint32_t target, uint32_t needed);
-  absl::Status Report(bool active);
+  // `unused`: its KV slabs hold nothing.
+  absl::Status Report(bool active, bool unused);
   // Asks for more, then less KV, `messages` times, as fast as the stream takes it.
   absl::Status Flood(uint32_t messages);
   // Opens `count` sessions in which it says nothing; they last as long as the worker.
@@ -64,6 +65,8 @@ class ScriptedWorker {
   void set_manners(Manners manners);
   // Whether grants are fetched and mapped as they come.
   void set_maps(bool maps);
+  // Whether it says, when it attaches, that it carries out SetRotation.
+  void set_rotates(bool rotates) { rotates_ = rotates; }
   // Whether the messages of the sessions to come are read.
   void set_reads(bool reads) { reads_ = reads; }
   // Whether the descriptor connection is closed as soon as the broker says that it packs the image.
@@ -78,6 +81,8 @@ class ScriptedWorker {
   absl::Status AwaitSlabs(v1::SlabRole role, size_t count, absl::Duration timeout);
   absl::Status AwaitGrants(size_t count, absl::Duration timeout);
   absl::Status AwaitRevokes(size_t count, absl::Duration timeout);
+  // Until so many layers are freed.
+  absl::Status AwaitFreed(int layers, absl::Duration timeout);
   absl::Status AwaitRefused(absl::Duration timeout);
   absl::Status AwaitPressure(size_t count, absl::Duration timeout);
   // Until the stream has ended; its status.
@@ -115,6 +120,7 @@ class ScriptedWorker {
   void React(const v1::BrokerMessage& message);
   absl::Status Map(const v1::Grant& grant);
   void AnswerRevoke(const v1::Revoke& revoke);
+  void Rotate(const v1::SetRotation& change);
   absl::StatusOr<std::vector<UniqueFd>> FetchDescriptors(const std::string& token,
                                                          std::vector<SlabEntry>* entries);
   absl::Status Await(absl::string_view what, absl::Duration timeout,
@@ -127,6 +133,7 @@ class ScriptedWorker {
   std::unique_ptr<grpc::ClientContext> context_;
   std::unique_ptr<Stream> stream_;
   std::thread reader_;
+  bool rotates_ = false;
   bool reads_ = true;
   bool hangs_up_ = false;
   std::vector<std::unique_ptr<SilentCall>> silent_calls_;
@@ -143,6 +150,7 @@ class ScriptedWorker {
   std::map<uint32_t, Held> slabs_ ABSL_GUARDED_BY(mu_);
   // Mappings that a liar kept.
   std::map<uint32_t, Held> kept_ ABSL_GUARDED_BY(mu_);
+  v1::Rotation rotation_ ABSL_GUARDED_BY(mu_);
   std::string last_token_ ABSL_GUARDED_BY(mu_);
   size_t grants_ ABSL_GUARDED_BY(mu_) = 0;
   size_t revokes_ ABSL_GUARDED_BY(mu_) = 0;

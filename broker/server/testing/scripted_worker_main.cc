@@ -26,6 +26,7 @@ uint32_t Number(const std::string& word) {
 }
 
 v1::SlabRole Role(const std::string& word) {
+  if (word == "slot") return v1::SLAB_ROLE_SLOT;
   return word == "kv" ? v1::SLAB_ROLE_KV : v1::SLAB_ROLE_PARAMETER;
 }
 
@@ -70,12 +71,16 @@ absl::StatusOr<std::string> Obey(ScriptedWorker& worker, const Words& words) {
   if (command == "drop") return worker.Drop(), "";
   if (command == "activate") return Text(worker.Activate());
   if (command == "kv") return Text(worker.SetKvTarget(Number(word(1)), Number(word(2))));
-  if (command == "report") return Text(worker.Report(word(1) == "active"));
+  if (command == "report") return Text(worker.Report(word(1) == "active", word(2) == "unused"));
   if (command == "manners") {
     worker.set_manners(word(1) == "silent" ? ScriptedWorker::Manners::kSilent
                        : word(1) == "liar" ? ScriptedWorker::Manners::kLiar
                                            : ScriptedWorker::Manners::kHonest);
     return "";
+  }
+  if (command == "rotates") return worker.set_rotates(word(1) == "yes"), "";
+  if (command == "await-freed") {
+    return Text(worker.AwaitFreed(static_cast<int>(Number(word(1))), kPatience));
   }
   if (command == "maps") return worker.set_maps(word(1) == "yes"), "";
   if (command == "token") return absl::BytesToHexString(worker.last_token());

@@ -36,12 +36,15 @@ class TestNode {
   // The model's image has 4 slabs of 2 MiB, its longest sequence fits one.
   static constexpr int kImageSlabs = 4;
 
-  TestNode() {
+  // With more layers the image has as many more slabs.
+  explicit TestNode(int layers = kImageSlabs - 2) {
     // Not under the test's folder: the path of a Unix socket has at most 107 bytes.
     std::string pattern = "/tmp/palimpsest_test_XXXXXX";
     folder_ = mkdtemp(pattern.data());
     mkdir(model().c_str(), 0755);
-    const absl::Status written = WriteRandomModel(model(), TinyModelConfig());
+    ModelConfig config = TinyModelConfig();
+    config.num_layers = layers;
+    const absl::Status written = WriteRandomModel(model(), config);
     if (!written.ok()) abort();
     for (const char* tenant : {"alpha", "beta"}) {
       if (!WriteFileAtomically(absl::StrCat(folder_, "/", tenant), Secret(tenant), 0600).ok()) {
