@@ -8,7 +8,8 @@
 //
 // Memory: a runner touches parameter and KV memory only for steps in flight, and of KV memory only
 // the blocks in their plans. When none is in flight nothing touches it: that is the boundary at
-// which slabs may be unmapped and blocks copied by others. Slabs may be mapped at any time.
+// which slabs may be unmapped and blocks copied by others. Slabs may be mapped at any time. One
+// exception: copies of rotating layers for the next step, which SetRotation ends.
 //
 // Failure: if Wait returns an error, the steps submitted after that one are void: whatever Wait
 // returns for them does not count, and each is waited for before the next Submit. No token of a
@@ -19,6 +20,7 @@
 #define PALIMPSEST_WORKER_CORE_MODEL_RUNNER_H_
 
 #include <cstddef>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -65,6 +67,12 @@ class ParameterGate {
   virtual void ReleaseStage(int stage) { (void)stage; }
 };
 
+// Bytes of the parameter image that follow those of the piece before. A copy reads one piece alone.
+struct ImagePiece {
+  const std::byte* data = nullptr;
+  Bytes size;
+};
+
 // Where a model's memory lies in this process: on the host, on its GPU, or on one GPU of several,
 // each of which has its own (in the order of the pool's GPUs, which is that of the ranks), with the
 // same places mapped at the same time. The addresses never change; what is mapped does.
@@ -79,8 +87,9 @@ struct ModelMemory {
   // a block id can name a block in it (the null block).
   std::byte* workspace = nullptr;
   Bytes workspace_bytes;
-  // GPU only: the image, or the rank's part of it, for copies to the GPU: registered host memory.
-  const std::byte* image = nullptr;
+  // GPU only: the image, or the rank's part of it, from its first byte on, for copies to the GPU:
+  // registered host memory, or memory of a GPU. Empty: layers cannot rotate.
+  std::vector<ImagePiece> image;
 };
 
 class ModelRunner {
@@ -100,8 +109,11 @@ class ModelRunner {
 
   // These stages rotate from the next Submit on: their addresses are mapped for it already. Called
   // while no step is in flight. A runner with kernels that run later copies rotating layers itself,
-  // from ModelMemory::image; others leave that to the gate. On error every step fails until a later
-  // call succeeds.
+  // from ModelMemory::image, also between steps; others leave that to the gate. On error every step
+  // fails until a later call succeeds.
+  //
+  // Before the memory of a rotating stage is unmapped, or the runner's memory goes, it is told that
+  // none rotates: when it returns, nothing is copied any more.
   virtual absl::Status SetRotation(const Rotation& rotation) {
     (void)rotation;
     return absl::OkStatus();

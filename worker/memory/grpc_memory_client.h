@@ -111,7 +111,7 @@ class GrpcMemoryClient : public MemoryClient {
   // the tenant has none.
   std::byte* workspace(int rank = 0) const { return workspace_->base(rank); }
   Bytes workspace_bytes() const { return slab_bytes_ * workspace_->places(); }
-  const std::byte* image(int rank = 0) const { return restorer_->bytes(rank); }
+  std::vector<ImagePiece> image(int rank = 0) const { return restorer_->Pieces(rank); }
 
   // What this process takes of the GPU beside slabs, for the broker; goes with every report.
   void SetContextBytes(Bytes bytes);

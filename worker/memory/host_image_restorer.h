@@ -36,7 +36,6 @@ class HostImageRestorer : public ImageRestorer {
 
   bool copies_slabs() const override { return true; }
   absl::Status CopySlab(std::byte* base, RegionIndex slab) const override;
-  const std::byte* bytes(int) const override { return mapping_.data(); }
   const UniqueFd& image() const override { return image_; }
 
  private:

@@ -17,6 +17,7 @@
 #include "common/bytes.h"
 #include "common/fd.h"
 #include "common/ids.h"
+#include "worker/core/model_runner.h"
 
 namespace palimpsest {
 
@@ -74,9 +75,13 @@ class ImageRestorer {
     return absl::UnimplementedError("slabs are not host memory");
   }
 
-  // The rank's part of the image in this process's memory: mapped for reading, and for a GPU
-  // registered with its driver slab by slab, as far as slabs have been restored.
-  virtual const std::byte* bytes(int rank) const = 0;
+  // For ModelMemory::image: what rank `rank` has of the image. A GPU may copy a slab from there
+  // once it was restored. Empty where the gate copies rotating layers.
+  virtual std::vector<ImagePiece> Pieces(int rank) const {
+    (void)rank;
+    return {};
+  }
+
   // To return to the next broker process.
   virtual const UniqueFd& image() const = 0;
 };

@@ -73,7 +73,6 @@ class Memory : public ImageRestorer {
                        const Progress&) override {
     return absl::UnimplementedError("not of this test");
   }
-  const std::byte* bytes(int) const override { return nullptr; }
   const UniqueFd& image() const override { return image_; }
 
  private:

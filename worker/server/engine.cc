@@ -65,6 +65,7 @@ void Engine::Stop() {
   if (thread_.joinable()) thread_.join();
   Quiesce();
   EndTransfers();
+  if (!rotation_.none()) TellRunner(rotation_ = Rotation());
   TakeRequests();
   Fail(Who::kAll, absl::UnavailableError("the worker is shutting down; ask another one"),
        absl::ZeroDuration());
@@ -222,19 +223,23 @@ void Engine::Handle(const ParametersRevoked& event) {
 
 void Engine::Handle(const RotationWanted& event) {
   Quiesce();
+  // It may copy into memory that is about to be unmapped.
+  if (!rotation_.none()) TellRunner(Rotation());
   ++rotations_open_;
   parts_.memory->FinishRotation(event.id);
 }
 
+void Engine::TellRunner(const Rotation& rotation) {
+  const absl::Status status = parts_.runner->SetRotation(rotation);
+  Log(status.ok() ? LogLevel::kInfo : LogLevel::kError, "the runner knows which layers rotate",
+      {{"layers", rotation.stages.size()}, {"slots", rotation.slots}, {"status", status}});
+}
+
 void Engine::Handle(const RotationSettled& event) {
   --rotations_open_;
-  if (!event.changed) return;
-  const absl::Status status = parts_.runner->SetRotation(event.rotation);
-  Log(status.ok() ? LogLevel::kInfo : LogLevel::kError, "the runner knows which layers rotate",
-      {{"rotation", event.id},
-       {"layers", event.rotation.stages.size()},
-       {"slots", event.rotation.slots},
-       {"status", status}});
+  const bool told = !rotation_.none();
+  if (event.changed) rotation_ = event.rotation;
+  if (event.changed || told) TellRunner(rotation_);
 }
 
 void Engine::Handle(const ParametersComing&) { retry_step_at_ = absl::InfinitePast(); }

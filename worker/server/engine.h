@@ -152,6 +152,7 @@ class Engine {
   void Handle(const ParametersRevoked& event);
   void Handle(const RotationWanted& event);
   void Handle(const RotationSettled& event);
+  void TellRunner(const Rotation& rotation);
   void Handle(const ParametersComing& event);
   void Handle(const ActivationRefused& event);
   void Handle(const KvPressureSeen& event);
@@ -214,6 +215,7 @@ class Engine {
   absl::Duration swap_waited_;  // as the copier said last
   int32_t step_failures_ = 0;
   int32_t rotations_open_ = 0;  // finished, not settled
+  Rotation rotation_;           // that memory is mapped for
   StepDurations step_durations_;
   Bytes rotation_bytes_;
   bool connected_ = false;

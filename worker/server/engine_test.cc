@@ -423,6 +423,26 @@ TEST_P(EngineTest, ARotationThatIsVoidChangesNothing) {
   EXPECT_EQ(runner_.rotation(), Rotation());
 }
 
+TEST_P(EngineTest, NothingRotatesForTheRunnerWhileMemoryChanges) {
+  memory_.GrantKv(40);
+  const auto request = Request({1, 2, 3}, 30);
+  const auto stream = Submit(request);
+  const Rotation first = {{1, 3, 5}, 2};
+  memory_.SetRotation(first);
+  for (int i = 0; i < 4; ++i) engine_->RunOnce();
+  EXPECT_EQ(runner_.rotation(), first);
+  memory_.SetRotation({{2, 4}, 1});
+  memory_.HoldRotations(true);
+  engine_->RunOnce();
+  EXPECT_EQ(runner_.rotation(), Rotation());
+  memory_.HoldRotations(false);
+  engine_->RunOnce();
+  EXPECT_EQ(runner_.rotation(), (Rotation{{2, 4}, 1}));
+  EXPECT_EQ(RunToEnd(*stream).tokens, Expected(request));
+  engine_->Stop();
+  EXPECT_EQ(runner_.rotation(), Rotation());
+}
+
 TEST_P(EngineTest, ReportsHowLongStepsTake) {
   memory_.GrantKv(40);
   const auto stream = Submit(Request({1, 2, 3, 4, 5}, 10));

@@ -108,7 +108,7 @@ absl::Status WorkerProcess::Attach(std::function<void(const absl::Status&)> on_f
   options.connection.descriptor_socket = config_.descriptor_socket;
   options.connection.tenant = config_.tenant;
   options.connection.on_progress = LogProgress;
-  options.connection.rotates = config_.device == WorkerConfig::Device::kCpu;
+  options.connection.rotates = true;
   if (!config_.secret_file.empty()) {
     auto secret = ReadSecretFile(config_.secret_file);
     if (!secret.ok()) return secret.status();

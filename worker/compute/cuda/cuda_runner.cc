@@ -1,6 +1,7 @@
 #include "worker/compute/cuda/cuda_runner.h"
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -8,8 +9,10 @@
 #include "worker/compute/cuda/attention.h"
 #include "worker/compute/cuda/decode_plan.h"
 #include "worker/compute/cuda/fused_decode.h"
+#include "worker/compute/cuda/kernels.h"
 #include "worker/compute/cuda/latent_attention.h"
 #include "worker/compute/cuda/latent_plan.h"
+#include "worker/compute/cuda/model_check.h"
 #include "worker/compute/cuda/sampler.h"
 #include "worker/compute/cuda/skinny_gemm.h"
 
@@ -18,6 +21,8 @@ namespace {
 
 constexpr int64_t kMaxHistoryInts = int64_t{4} << 20;
 constexpr int64_t kWorkspaceAlignment = 256;
+// Of a step's buffer, that a kernel copies; more goes by the copy engine.
+constexpr size_t kMaxBytesByKernel = size_t{1} << 20;
 constexpr int32_t kTensorCoreGroup = 4;
 
 // Sizes between which padding wastes little; then every 32.
@@ -28,86 +33,6 @@ std::vector<int32_t> DecodeLadder(int32_t max_sequences) {
   while (ladder.size() > 1 && ladder[ladder.size() - 2] >= max_sequences) ladder.pop_back();
   ladder.back() = std::min(ladder.back(), max_sequences);
   return ladder;
-}
-
-absl::Status CheckMultiple(const char* what, int64_t value, int64_t factor) {
-  if (value > 0 && value % factor == 0) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("the GPU kernels need ", what,
-                                                 " to be a positive multiple of ", factor,
-                                                 ", the model has ", value));
-}
-
-absl::Status CheckLatent(const ModelConfig& config) {
-  if (config.kv_dtype != KvDtype::kBf16) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("latent vectors are stored as bf16, the model's kv_dtype is ",
-                     KvDtypeName(config.kv_dtype)));
-  }
-  const LatentAttention& latent = *config.latent;
-  if (latent.kv_lora_rank != kLatentRank || latent.qk_rope_head_dim != kLatentRotary) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("the GPU kernels take latent attention with kv_lora_rank ", kLatentRank,
-                     " and qk_rope_head_dim ", kLatentRotary, ", the model has ",
-                     latent.kv_lora_rank, " and ", latent.qk_rope_head_dim));
-  }
-  if (!TakesLatentHeads(config.num_heads)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("the GPU kernels take latent attention with 1, 2, 4 ... 128 heads, the model "
-                     "has ",
-                     config.num_heads));
-  }
-  if (config.sliding_window.has_value()) {
-    return absl::InvalidArgumentError("the GPU kernels take no window with latent attention");
-  }
-  absl::Status status = CheckMultiple("qk_nope_head_dim", latent.qk_nope_head_dim, 8);
-  status.Update(CheckMultiple("v_head_dim", latent.v_head_dim, 8));
-  if (latent.q_lora_rank > 0) status.Update(CheckMultiple("q_lora_rank", latent.q_lora_rank, 8));
-  return status;
-}
-
-absl::Status CheckHeads(const ModelConfig& config) {
-  if (config.latent.has_value()) return CheckLatent(config);
-  const bool capped = config.attention_softcap > 0;
-  if (config.head_dim != 128 && config.head_dim != 256 && (config.head_dim != 64 || capped)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("the GPU kernels take head_dim ",
-                     capped ? "128 and 256 with a soft cap of scores" : "64, 128 and 256",
-                     ", the model has ", config.head_dim));
-  }
-  if (config.kv_dtype == KvDtype::kFp8E4m3 && (config.head_dim == 256 || capped)) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "the GPU kernels take kv_dtype fp8_e4m3 with head_dim 64 and 128 and without a soft cap of "
-        "scores; set the tenant's kv_dtype: bf16 for this ",
-        config.architecture));
-  }
-  return CheckMultiple("num_attention_heads", config.num_heads, config.num_kv_heads);
-}
-
-absl::Status CheckShape(const ModelConfig& config, const ImageLayout& layout,
-                        const CudaRunnerOptions& options) {
-  absl::Status status = CheckMultiple("hidden_size", config.hidden_size, 8);
-  status.Update(CheckMultiple("intermediate_size", config.intermediate_size, 8));
-  status.Update(CheckHeads(config));
-  if (!status.ok()) return status;
-  if (config.hidden_size > 32768 || config.vocab_size > kMaxVocabulary) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "the GPU kernels take hidden_size up to 32768 and vocab_size up to ", kMaxVocabulary,
-        ", the model has ", config.hidden_size, " and ", config.vocab_size));
-  }
-  if (layout.format != WeightFormat::kRowMajor) {
-    return absl::InvalidArgumentError(
-        "the GPU runner needs a row-major image; is the broker's pool one of GPU memory?");
-  }
-  const int ranks = options.collective != nullptr ? options.collective->ranks() : 1;
-  if (config.ranks != ranks) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("a model cut for ", config.ranks, " GPUs cannot run on ", ranks));
-  }
-  if (layout.layers.size() != static_cast<size_t>(config.num_layers)) {
-    return absl::InvalidArgumentError(absl::StrCat("the image layout has ", layout.layers.size(),
-                                                   " layers, the model has ", config.num_layers));
-  }
-  return absl::OkStatus();
 }
 
 void ChooseDecodeKernels(const ModelConfig& config, PackerOptions& packer) {
@@ -213,7 +138,8 @@ absl::StatusOr<std::unique_ptr<CudaRunner>> CudaRunner::Create(const ModelConfig
                                                                const ModelMemory& memory,
                                                                ParameterGate* gate,
                                                                const CudaRunnerOptions& options) {
-  if (absl::Status status = CheckShape(config, layout, options); !status.ok()) return status;
+  const int ranks = options.collective != nullptr ? options.collective->ranks() : 1;
+  if (absl::Status status = CheckModel(config, layout, ranks); !status.ok()) return status;
   if (options.block_tokens <= 0 || options.max_sequences <= 0 ||
       options.max_step_tokens < options.max_sequences) {
     return absl::InvalidArgumentError(absl::StrCat(
@@ -241,17 +167,18 @@ absl::StatusOr<std::unique_ptr<CudaRunner>> CudaRunner::Create(const ModelConfig
 
 CudaRunner::CudaRunner(const ModelConfig& config, ParameterGate* gate,
                        const CudaRunnerOptions& options)
-    : config_(config), gate_(gate), options_(options), timing_interval_(options.timing_interval) {}
+    : config_(config),
+      gate_(gate),
+      options_(options),
+      ladder_(DecodeLadder(options.max_sequences)),
+      timing_interval_(options.timing_interval) {}
 
 CudaRunner::~CudaRunner() {
+  cudaSetDevice(options_.device);
   if (stream_ != nullptr) cudaStreamSynchronize(stream_);
-  for (Graphs& graphs : graphs_) {
-    for (auto& by_split : graphs.executables) {
-      for (cudaGraphExec_t executable : by_split) {
-        if (executable != nullptr) cudaGraphExecDestroy(executable);
-      }
-    }
-  }
+  rotation_graphs_.reset();
+  graphs_.reset();
+  rotating_.reset();
   for (Flight& flight : flights_) {
     for (std::byte* memory : {flight.staging, flight.prefill_ints, flight.results}) {
       if (memory != nullptr) cudaFreeHost(memory);
@@ -294,8 +221,11 @@ absl::Status CudaRunner::Prepare(const ImageLayout& layout, const ModelMemory& m
                       MakeForwardOptions(config_, packer_options_, options_, hopper), stream_);
   if (!forward.ok()) return forward.status();
   forward_ = *std::move(forward);
+  auto rotating = RotatingLayers::Create(layout, memory, forward_->wait_clock());
+  if (!rotating.ok()) return rotating.status();
+  rotating_ = *std::move(rotating);
   status = AllocateHost();
-  if (status.ok() && options_.graphs) status = Capture();
+  if (status.ok() && options_.graphs) status = MakeGraphs();
   return status;
 }
 
@@ -307,7 +237,8 @@ absl::Status CudaRunner::AllocateHost() {
     memory = static_cast<std::byte*>(made);
   };
   for (Flight& flight : flights_) {
-    allocate(flight.staging, MaxStagingBytes(packer_options_));
+    // Copied in whole vectors.
+    allocate(flight.staging, (MaxStagingBytes(packer_options_) + 15) / 16 * 16);
     if (!config_.latent.has_value()) allocate(flight.prefill_ints, kPrefillIntBytes);
     allocate(flight.results, ResultLayout::For(options_.max_sequences).bytes);
     status.Update(CudaStatus(cudaEventCreate(&flight.begin), "event"));
@@ -317,55 +248,132 @@ absl::Status CudaRunner::AllocateHost() {
   return status;
 }
 
-absl::StatusOr<cudaGraphExec_t> CudaRunner::CaptureOne(int32_t rows, DecodeKernel kernel,
-                                                       bool split) {
+// Around the stages of a step that runs kernel by kernel.
+class CudaRunner::StepHooks final : public ForwardHooks {
+ public:
+  StepHooks(CudaRunner& runner, const Flight& flight) : runner_(runner), flight_(flight) {}
+
+  absl::Status BeginStage(int stage) override {
+    absl::Status status = runner_.AwaitOnStream(stage);
+    return status.ok() ? runner_.rotating_->Begin(stage, runner_.stream_) : status;
+  }
+  absl::Status EndStage(int stage) override {
+    return runner_.rotating_->End(stage, runner_.stream_);
+  }
+  bool Rotates(int stage) const override { return runner_.rotating_->Rotates(stage); }
+  absl::Status BeginSampling() override {
+    if (!flight_.sampling_timed) return absl::OkStatus();
+    return CudaStatus(cudaEventRecord(flight_.sampling, runner_.stream_), "event");
+  }
+
+ private:
+  CudaRunner& runner_;
+  const Flight& flight_;
+};
+
+// Around those of a step that is captured.
+class CudaRunner::CaptureHooks final : public ForwardHooks {
+ public:
+  CaptureHooks(const RotatingLayers& rotating, RotatingLayers::Capture& capture,
+               cudaStream_t stream)
+      : rotating_(rotating), capture_(capture), stream_(stream) {}
+
+  absl::Status BeginStage(int stage) override { return capture_.Begin(stage, stream_); }
+  absl::Status EndStage(int stage) override { return capture_.End(stage, stream_); }
+  bool Rotates(int stage) const override { return rotating_.Rotates(stage); }
+
+ private:
+  const RotatingLayers& rotating_;
+  RotatingLayers::Capture& capture_;
+  const cudaStream_t stream_;
+};
+
+absl::StatusOr<cudaGraph_t> CudaRunner::Capture(const DecodeGraphs::Key& key, ForwardHooks& hooks,
+                                                cudaStream_t stream) const {
   PackedStep step;
-  step.counts = packer_->CountsOfGraph(rows);
+  step.counts = packer_->CountsOfGraph(key.rows);
   step.layout = StagingLayout::For(step.counts);
   step.latent_grid = packer_->LatentGridOf(step.counts);
-  step.split = split;
-  step.kernel = kernel;
-  absl::Status status = CudaStatus(
-      cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), "begin a capture");
+  step.split = key.split;
+  step.kernel = key.kernel;
+  absl::Status status = CudaStatus(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal),
+                                   "begin a capture");
   if (!status.ok()) return status;
-  status = forward_->Enqueue(
-      step, {}, nullptr, [](int) { return absl::OkStatus(); }, stream_);
+  status = forward_->Enqueue(step, {}, nullptr, hooks, stream);
   cudaGraph_t graph = nullptr;
-  status.Update(CudaStatus(cudaStreamEndCapture(stream_, &graph), "end a capture"));
-  if (!status.ok()) return status;
-  cudaGraphExec_t executable = nullptr;
-  status = CudaStatus(cudaGraphInstantiate(&executable, graph, 0), "instantiate a graph");
-  cudaGraphDestroy(graph);
-  if (!status.ok()) return status;
-  status = CudaStatus(cudaGraphUpload(executable, stream_), "upload a graph");
-  if (status.ok()) return executable;
-  cudaGraphExecDestroy(executable);
+  status.Update(CudaStatus(cudaStreamEndCapture(stream, &graph), "end a capture"));
+  if (status.ok()) return graph;
+  if (graph != nullptr) cudaGraphDestroy(graph);
   return status;
 }
 
-absl::Status CudaRunner::Capture() {
-  for (const int32_t rows : DecodeLadder(options_.max_sequences)) {
-    graphs_.push_back({.rows = rows, .executables = {}});
+std::vector<DecodeGraphs::Key> CudaRunner::GraphKeys() const {
+  std::vector<DecodeGraphs::Key> keys;
+  for (const int32_t rows : ladder_) {
     for (const DecodeKernel kernel : forward_->decode_kernels()) {
       for (const bool split : {false, true}) {
         const bool cuts_itself = packer_options_.fused_decode && kernel == DecodeKernel::kCudaCores;
         if (split && (cuts_itself || packer_options_.latent_heads > 0)) continue;
-        auto executable = CaptureOne(rows, kernel, split);
-        if (!executable.ok()) return executable.status();
-        graphs_.back().executables[static_cast<size_t>(kernel)][split] = *executable;
+        keys.push_back({rows, kernel, split});
       }
     }
   }
-  return CudaStatus(cudaStreamSynchronize(stream_), "upload the graphs");
+  return keys;
 }
 
-const CudaRunner::Graphs* CudaRunner::GraphFor(const StepPlan& plan) const {
-  // A graph would wait for all layers' KV before the first.
-  if (graphs_.empty() || plan.arriving || !packer_->IsDecode(plan)) return nullptr;
-  for (const Graphs& graphs : graphs_) {
-    if (static_cast<size_t>(graphs.rows) >= plan.chunks.size()) return &graphs;
+absl::Status CudaRunner::MakeGraphs() {
+  auto graphs = DecodeGraphs::Create(options_.device, GraphKeys(),
+                                     [this](const DecodeGraphs::Key& key, cudaStream_t stream) {
+                                       ForwardHooks none;
+                                       return Capture(key, none, stream);
+                                     });
+  if (!graphs.ok()) return graphs.status();
+  graphs_ = *std::move(graphs);
+  return graphs_->BuildAll();
+}
+
+absl::Status CudaRunner::MakeRotationGraphs() {
+  auto made = rotating_->NewCapture();
+  if (!made.ok()) return made.status();
+  const std::shared_ptr<RotatingLayers::Capture> capture = *std::move(made);
+  auto graphs =
+      DecodeGraphs::Create(options_.device, GraphKeys(),
+                           [this, capture](const DecodeGraphs::Key& key, cudaStream_t stream) {
+                             CaptureHooks hooks(*rotating_, *capture, stream);
+                             return Capture(key, hooks, stream);
+                           });
+  if (!graphs.ok()) return graphs.status();
+  rotation_graphs_ = *std::move(graphs);
+  if (options_.collective == nullptr) rotation_graphs_->BuildBehind();
+  return absl::OkStatus();
+}
+
+absl::Status CudaRunner::SetRotation(const Rotation& rotation) {
+  if (submitted_ != finished_) {
+    return absl::FailedPreconditionError("layers begin and cease to rotate between steps only");
   }
-  return nullptr;
+  absl::Status status = CudaStatus(cudaSetDevice(options_.device), "choose the GPU");
+  rotation_graphs_.reset();
+  if (status.ok()) status = rotating_->Set(rotation);
+  if (status.ok() && options_.graphs && !rotation.none()) status = MakeRotationGraphs();
+  rotation_status_ = status;
+  return status;
+}
+
+CudaRunnerStats CudaRunner::stats() const {
+  CudaRunnerStats stats = stats_;
+  if (graphs_ != nullptr) stats.graphs = graphs_->stats();
+  if (rotation_graphs_ != nullptr) stats.rotation_graphs = rotation_graphs_->stats();
+  return stats;
+}
+
+int32_t CudaRunner::GraphRows(const StepPlan& plan) const {
+  // A graph would wait for all layers' KV before the first.
+  if (!options_.graphs || plan.arriving || !packer_->IsDecode(plan)) return 0;
+  for (const int32_t rows : ladder_) {
+    if (static_cast<size_t>(rows) >= plan.chunks.size()) return rows;
+  }
+  return 0;
 }
 
 absl::Status CudaRunner::Submit(const StepPlan& plan) {
@@ -380,14 +388,14 @@ absl::Status CudaRunner::Submit(const StepPlan& plan) {
   absl::Status chosen = CudaStatus(cudaSetDevice(options_.device), "choose the GPU");
   if (!chosen.ok()) return chosen;
   Flight& flight = flights_[submitted_ % flights_.size()];
-  const Graphs* graphs = GraphFor(plan);
-  packer_->Pack(plan, previous, graphs != nullptr ? graphs->rows : 0, flight.staging, flight.step);
+  const int32_t graph_rows = GraphRows(plan);
+  packer_->Pack(plan, previous, graph_rows, flight.staging, flight.step);
   flight.logprobs.clear();
   for (const SequenceChunk& chunk : plan.chunks) {
     flight.logprobs.push_back(chunk.sampling != nullptr ? chunk.sampling->params.logprobs : -1);
   }
   refused_ = false;
-  flight.status = Launch(flight, graphs);
+  flight.status = Launch(flight, graph_rows);
   if (!refused_) TellRanks(flight.status);
   ++submitted_;
   return absl::OkStatus();
@@ -407,43 +415,59 @@ void CudaRunner::TellRanks(const absl::Status& status) const {
   if (!status.ok() && options_.collective != nullptr) options_.collective->Abort(status);
 }
 
-absl::Status CudaRunner::Launch(Flight& flight, const Graphs* graphs) {
-  flight.graph = graphs != nullptr;
+absl::Status CudaRunner::Launch(Flight& flight, int32_t graph_rows) {
+  DecodeGraphs* const graphs =
+      rotating_->rotation().none() ? graphs_.get() : rotation_graphs_.get();
+  const DecodeGraphs::Key key{graph_rows, flight.step.kernel, flight.step.split};
+  cudaGraphExec_t const executable =
+      graph_rows > 0 && graphs != nullptr ? graphs->Find(key) : nullptr;
+  flight.graph = executable != nullptr;
   flight.timed = timing_interval_ > 0 && submitted_ % timing_interval_ == 0;
-  flight.sampling_timed = flight.timed && graphs == nullptr && flight.step.counts.samples > 0;
-  forward_->TimeSampling(flight.sampling_timed ? flight.sampling : nullptr);
-  absl::Status status;
-  if (options_.collective != nullptr) status = options_.collective->status();
+  flight.sampling_timed = flight.timed && !flight.graph && flight.step.counts.samples > 0;
+  flight.rotated = rotating_->step_bytes();
+  if (graph_rows > 0) {
+    stats_.padding_rows += graph_rows - static_cast<int64_t>(flight.step.slots.size());
+  }
+  absl::Status status = rotation_status_;
+  if (options_.collective != nullptr) status.Update(options_.collective->status());
   if (!status.ok()) return status;
   if (flight.timed) status = CudaStatus(cudaEventRecord(flight.begin, stream_), "event");
-  status.Update(CudaStatus(cudaMemcpyAsync(forward_->staging(), flight.staging, flight.step.bytes,
-                                           cudaMemcpyHostToDevice, stream_),
-                           "copy the step to the GPU"));
+  if (status.ok()) status = CopyStep(flight);
   if (status.ok()) {
-    status = graphs != nullptr ? LaunchGraph(flight, *graphs) : LaunchEager(flight);
+    status = flight.graph ? LaunchGraph(executable) : LaunchEager(flight);
   }
   if (status.ok() && flight.step.counts.samples > 0) {
     const ResultLayout results = ResultLayout::For(options_.max_sequences);
-    const size_t bytes = flight.step.any_logprobs
-                             ? results.bytes
-                             : static_cast<size_t>(flight.step.counts.samples) * sizeof(int32_t);
+    const size_t tokens = static_cast<size_t>(flight.step.counts.samples) * sizeof(int32_t);
+    const size_t bytes = flight.step.any_logprobs ? results.bytes : results.tokens + tokens;
     status = CudaStatus(cudaMemcpyAsync(flight.results, forward_->results(), bytes,
                                         cudaMemcpyDeviceToHost, stream_),
                         "copy the tokens from the GPU");
   }
   status.Update(CudaStatus(cudaEventRecord(flight.done, stream_), "event"));
+  // While the GPU runs the step.
+  const bool missing = graph_rows > 0 && graphs != nullptr && !flight.graph;
+  if (status.ok() && missing && options_.collective != nullptr) status = graphs->Build(key);
   return status;
 }
 
-absl::Status CudaRunner::LaunchGraph(Flight& flight, const Graphs& graphs) {
+// The copy engine may be busy with a rotating layer for milliseconds. Otherwise it is quicker.
+absl::Status CudaRunner::CopyStep(const Flight& flight) const {
+  const size_t bytes = flight.step.bytes;
+  const bool by_kernel = !rotating_->rotation().none() && bytes <= kMaxBytesByKernel;
+  return CudaStatus(by_kernel ? CopyFromHost(flight.staging, forward_->staging(), bytes, stream_)
+                              : cudaMemcpyAsync(forward_->staging(), flight.staging, bytes,
+                                                cudaMemcpyHostToDevice, stream_),
+                    "copy the step to the GPU");
+}
+
+absl::Status CudaRunner::LaunchGraph(cudaGraphExec_t executable) {
   for (int stage = 0; stage < config_.num_layers + 2; ++stage) {
     if (absl::Status status = AwaitOnStream(stage); !status.ok()) return status;
   }
   ++stats_.graph_steps;
-  stats_.padding_rows += graphs.rows - static_cast<int64_t>(flight.step.slots.size());
-  cudaGraphExec_t executable =
-      graphs.executables[static_cast<size_t>(flight.step.kernel)][flight.step.split];
-  return CudaStatus(cudaGraphLaunch(executable, stream_), "launch a graph");
+  absl::Status status = CudaStatus(cudaGraphLaunch(executable, stream_), "launch a graph");
+  return status.ok() ? rotating_->GraphLaunched() : status;
 }
 
 absl::Status CudaRunner::LaunchEager(Flight& flight) {
@@ -461,9 +485,10 @@ absl::Status CudaRunner::LaunchEager(Flight& flight) {
     prefill.head_dim = config_.head_dim;
     prefill.block_tokens = options_.block_tokens;
   }
-  return forward_->Enqueue(
-      step, prefill, flight.prefill_ints, [this](int stage) { return AwaitOnStream(stage); },
-      stream_);
+  StepHooks hooks(*this, flight);
+  absl::Status status = forward_->Enqueue(step, prefill, flight.prefill_ints, hooks, stream_);
+  if (!status.ok()) status.Update(rotating_->Abandon(stream_));
+  return status;
 }
 
 absl::StatusOr<StepResult> CudaRunner::Wait() {
@@ -482,7 +507,16 @@ absl::StatusOr<StepResult> CudaRunner::Wait() {
   if (!times.ok()) return times.status();
   StepResult result = ReadResult(flight);
   result.times = *times;
+  result.times.rotation_stall = ReadStall(flight);
   return result;
+}
+
+absl::Duration CudaRunner::ReadStall(const Flight& flight) {
+  if (flight.step.counts.samples == 0) return absl::ZeroDuration();
+  uint64_t waited;
+  std::memcpy(&waited, flight.results + ResultLayout::For(options_.max_sequences).waited,
+              sizeof(waited));
+  return absl::Nanoseconds(waited - std::exchange(waited_, waited));
 }
 
 absl::StatusOr<StepTimes> CudaRunner::ReadTimes(const Flight& flight) const {
@@ -509,6 +543,7 @@ StepResult CudaRunner::ReadResult(const Flight& flight) const {
   const auto* top_logprobs = reinterpret_cast<const float*>(flight.results + at.top_logprobs);
   StepResult result;
   result.graph = flight.graph;
+  result.rotation_bytes = flight.rotated;
   result.sampled.resize(flight.step.slots.size());
   for (size_t c = 0; c < flight.step.slots.size(); ++c) {
     const int32_t slot = flight.step.slots[c];

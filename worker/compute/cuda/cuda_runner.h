@@ -5,6 +5,11 @@
 // flight: the host prepares one while the GPU runs the other. A step costs one copy to the GPU
 // (one more for a prefill's plan), one copy back and one event; nothing is allocated.
 //
+// Rotating layers are copied as rotating_layers.h says. Graphs of a new rotation are built by a
+// thread while steps run kernel by kernel, as they would in the graph; the ranks of a
+// tensor-parallel model build them between steps, when one is needed first, so that all replay the
+// same. Graphs without rotation are kept.
+//
 // Determinism: the same plans in the same order, on the same kind of GPU with the same file of GEMM
 // algorithms, give the same tokens and log-probabilities bit for bit, pipelined or not. A row's
 // numbers may depend on the number of rows in its step, for which other algorithms may be used.
@@ -21,7 +26,6 @@
 
 #include <array>
 #include <cstdint>
-#include <iterator>
 #include <memory>
 #include <string>
 #include <vector>
@@ -31,9 +35,10 @@
 #include "common/bytes.h"
 #include "worker/compute/cuda/attention.h"
 #include "worker/compute/cuda/collective.h"
-#include "worker/compute/cuda/decode_kernel.h"
+#include "worker/compute/cuda/decode_graphs.h"
 #include "worker/compute/cuda/forward.h"
 #include "worker/compute/cuda/gemm.h"
+#include "worker/compute/cuda/rotating_layers.h"
 #include "worker/compute/cuda/step_packer.h"
 #include "worker/core/model_runner.h"
 #include "worker/core/step_plan.h"
@@ -70,8 +75,11 @@ struct CudaRunnerOptions {
 struct CudaRunnerStats {
   int64_t graph_steps = 0;
   int64_t eager_steps = 0;
-  // Rows of graph steps that were padding.
+  // Rows of decode steps that were padding.
   int64_t padding_rows = 0;
+  // For steps without rotating layers, and for the present rotation.
+  DecodeGraphs::Stats graphs;
+  DecodeGraphs::Stats rotation_graphs;
 };
 
 class CudaRunner final : public ModelRunner {
@@ -94,6 +102,10 @@ class CudaRunner final : public ModelRunner {
   int pipeline_depth() const override { return kMaxPipelineDepth; }
   absl::Status Submit(const StepPlan& plan) override;
   absl::StatusOr<StepResult> Wait() override;
+  // Waits for copies of the layers that rotated before, and for a graph that is being built.
+  // FailedPrecondition while a step is in flight, which changes nothing, or without an image;
+  // InvalidArgument for stages that cannot rotate.
+  absl::Status SetRotation(const Rotation& rotation) override;
 
   // Logits that a chunk of the last step was sampled from, vocab_size floats; for checks. Only
   // while no step is in flight.
@@ -103,7 +115,7 @@ class CudaRunner final : public ModelRunner {
   // as options.timing_interval says.
   void SetTiming(bool every_step) { timing_interval_ = every_step ? 1 : options_.timing_interval; }
 
-  const CudaRunnerStats& stats() const { return stats_; }
+  CudaRunnerStats stats() const;
   const GemmLibrary& gemms() const { return forward_->gemms(); }
   BlockId null_block() const { return BlockId(static_cast<uint32_t>(packer_options_.null_block)); }
 
@@ -118,32 +130,37 @@ class CudaRunner final : public ModelRunner {
     cudaEvent_t done = nullptr;
     PackedStep step;
     std::vector<int32_t> logprobs;  // alternatives wanted, by chunk
+    Bytes rotated;
     bool graph = false;
     bool timed = false;
     bool sampling_timed = false;
     absl::Status status;
   };
-  // Executables are null where there is no such kernel.
-  struct Graphs {
-    int32_t rows = 0;
-    cudaGraphExec_t executables[std::size(kDecodeKernels)][2] = {};  // by kernel, by split
-  };
+  class StepHooks;
+  class CaptureHooks;
 
   CudaRunner(const ModelConfig& config, ParameterGate* gate, const CudaRunnerOptions& options);
 
   absl::Status Prepare(const ImageLayout& layout, const ModelMemory& memory);
   absl::Status AllocateHost();
-  absl::Status Capture();
-  absl::StatusOr<cudaGraphExec_t> CaptureOne(int32_t rows, DecodeKernel kernel, bool split);
+  std::vector<DecodeGraphs::Key> GraphKeys() const;
+  absl::StatusOr<cudaGraph_t> Capture(const DecodeGraphs::Key& key, ForwardHooks& hooks,
+                                      cudaStream_t stream) const;
+  absl::Status MakeGraphs();
+  absl::Status MakeRotationGraphs();
 
-  const Graphs* GraphFor(const StepPlan& plan) const;
+  // Rows of the graph that a step is replayed by, or run as; 0: none.
+  int32_t GraphRows(const StepPlan& plan) const;
   absl::Status AwaitOnStream(int stage);
   // Has the other ranks end what they do, if `status` is an error.
   void TellRanks(const absl::Status& status) const;
-  absl::Status Launch(Flight& flight, const Graphs* graphs);
-  absl::Status LaunchGraph(Flight& flight, const Graphs& graphs);
+  absl::Status Launch(Flight& flight, int32_t graph_rows);
+  absl::Status CopyStep(const Flight& flight) const;
+  absl::Status LaunchGraph(cudaGraphExec_t executable);
   absl::Status LaunchEager(Flight& flight);
   StepResult ReadResult(const Flight& flight) const;
+  // Since the step before it.
+  absl::Duration ReadStall(const Flight& flight);
   absl::StatusOr<StepTimes> ReadTimes(const Flight& flight) const;
 
   const ModelConfig config_;
@@ -153,13 +170,18 @@ class CudaRunner final : public ModelRunner {
   std::unique_ptr<StepPacker> packer_;
   std::unique_ptr<Forward> forward_;
   cudaStream_t stream_ = nullptr;
-  std::vector<Graphs> graphs_;
+  std::vector<int32_t> ladder_;  // sizes of graphs
+  std::unique_ptr<RotatingLayers> rotating_;
+  std::unique_ptr<DecodeGraphs> graphs_;           // null: every step runs kernel by kernel
+  std::unique_ptr<DecodeGraphs> rotation_graphs_;  // the same, while layers rotate
   std::array<Flight, kMaxPipelineDepth> flights_;
   int64_t submitted_ = 0;
   int64_t finished_ = 0;
   // Whether the step being submitted found the gate closed, as it did on all ranks.
   bool refused_ = false;
   int32_t timing_interval_ = 0;
+  absl::Status rotation_status_;  // of the last SetRotation
+  uint64_t waited_ = 0;           // the clock of rotating layers, when it was read last
   CudaRunnerStats stats_;
 };
 

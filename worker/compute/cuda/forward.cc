@@ -69,12 +69,17 @@ absl::Status Forward::WarmUp(const StepPacker& packer, cudaStream_t stream) {
       step.counts.rows = step.counts.samples = step.counts.decodes = count;
       step.split = split;
       if (!status.ok()) break;
-      status = Enqueue(
-          step, {}, nullptr, [](int) { return absl::OkStatus(); }, stream);
+      ForwardHooks hooks;
+      status = Enqueue(step, {}, nullptr, hooks, stream);
     }
   }
   context_.options.collective = collective;
   context_.warming = false;
+  const WaitClock clock = wait_clock();
+  status.Update(CudaStatus(BeginWait(clock.since, stream), "begin a wait"));
+  status.Update(CudaStatus(EndWait(clock.since, clock.total, stream), "end a wait"));
+  status.Update(CudaStatus(cudaMemsetAsync(clock.total, 0, sizeof(*clock.total), stream),
+                           "clear the time waited"));
   status.Update(CudaStatus(cudaStreamSynchronize(stream), "run the kernels for the first time"));
   return status;
 }
@@ -84,7 +89,8 @@ absl::Status Forward::EmbedTokens(const PackedStep& step, cudaStream_t stream) {
   EmbedArgs args;
   args.tokens = context_.Staged<int32_t>(step.layout.tokens);
   args.positions = context_.Staged<int32_t>(step.layout.positions);
-  args.sampled = context_.At<int32_t>(places.results);
+  const ResultLayout results = ResultLayout::For(context_.options.max_sequences);
+  args.sampled = context_.At<int32_t>(places.results + results.tokens);
   args.frequencies = context_.At<float>(places.frequencies);
   args.table = context_.Tensor(context_.layout.embed.offset);
   args.input_tokens = context_.At<int32_t>(places.input_tokens);
@@ -138,7 +144,7 @@ absl::StatusOr<ActivationRows> Forward::RowsAfterAttention(int32_t layer, const 
 }
 
 absl::Status Forward::Layer(int32_t layer, const PackedStep& step, const PrefillShape& prefill,
-                            StageGate gate, cudaStream_t stream) {
+                            ForwardHooks& hooks, cudaStream_t stream) {
   const LayerPlacement& at = context_.layout.layers[static_cast<size_t>(layer)];
   absl::Status status = products_->Qkv(at, step.counts.rows, stream);
   if (status.ok()) {
@@ -152,20 +158,19 @@ absl::Status Forward::Layer(int32_t layer, const PackedStep& step, const Prefill
   status = products_->Output(at, *rows, stream);
   if (!status.ok()) return status;
   // Sums over ranks take the next norm along. Not while parameters may be coming in.
-  const LayerPlacement* next = nullptr;
-  if (context_.options.collective != nullptr && step.counts.prefills == 0 &&
-      layer + 1 < context_.config.num_layers) {
-    status = gate(2 + layer);
-    if (!status.ok()) return status;
-    next = &at + 1;
+  if (context_.options.collective == nullptr || step.counts.prefills > 0 ||
+      layer + 1 == context_.config.num_layers) {
+    return products_->Mlp(at, nullptr, *rows, stream);
   }
-  return products_->Mlp(at, next, *rows, stream);
+  const LayerProducts::NextLayer next = {&at + 1, !hooks.Rotates(2 + layer)};
+  if (next.readable) status = hooks.BeginStage(2 + layer);
+  return status.ok() ? products_->Mlp(at, &next, *rows, stream) : status;
 }
 
-absl::Status Forward::Head(const PackedStep& step, StageGate gate, cudaStream_t stream) {
+absl::Status Forward::Head(const PackedStep& step, ForwardHooks& hooks, cudaStream_t stream) {
   const int32_t samples = step.counts.samples;
   if (samples == 0) return absl::OkStatus();
-  absl::Status status = gate(1 + context_.config.num_layers);
+  absl::Status status = hooks.BeginStage(1 + context_.config.num_layers);
   if (!status.ok()) return status;
   const bool compact = Compacts(step);
   // Rows of decodes are in order of the samples.
@@ -173,15 +178,12 @@ absl::Status Forward::Head(const PackedStep& step, StageGate gate, cudaStream_t 
   status = products_->Head(compact ? context_.places.compact : context_.places.residual,
                            in_order ? nullptr : context_.Staged<int32_t>(step.layout.sample_rows),
                            samples, stream);
+  if (status.ok()) status = hooks.BeginSampling();
   return status.ok() ? SampleTokens(step, stream) : status;
 }
 
 absl::Status Forward::SampleTokens(const PackedStep& step, cudaStream_t stream) {
   const ForwardPlaces& places = context_.places;
-  if (sampling_begins_ != nullptr) {
-    absl::Status status = CudaStatus(cudaEventRecord(sampling_begins_, stream), "event");
-    if (!status.ok()) return status;
-  }
   const ResultLayout results = ResultLayout::For(context_.options.max_sequences);
   SampleArgs args;
   args.logits = context_.At<float>(places.logits);
@@ -197,18 +199,25 @@ absl::Status Forward::SampleTokens(const PackedStep& step, cudaStream_t stream) 
   return CudaStatus(SampleRows(args, stream), "sample");
 }
 
+WaitClock Forward::wait_clock() const {
+  const ResultLayout results = ResultLayout::For(context_.options.max_sequences);
+  return {context_.At<uint64_t>(context_.places.waiting),
+          context_.At<uint64_t>(context_.places.results + results.waited)};
+}
+
 absl::Status Forward::Enqueue(const PackedStep& step, const PrefillShape& prefill, void* pinned,
-                              StageGate gate, cudaStream_t stream) {
-  absl::Status status = gate(0);
+                              ForwardHooks& hooks, cudaStream_t stream) {
+  absl::Status status = hooks.BeginStage(0);
   if (status.ok()) status = EmbedTokens(step, stream);
   if (status.ok() && step.counts.prefills > 0 && latent_attention_ == nullptr) {
     status = attention_.Plan(step, prefill, pinned, stream);
   }
   for (int32_t layer = 0; status.ok() && layer < context_.config.num_layers; ++layer) {
-    status = gate(1 + layer);
-    if (status.ok()) status = Layer(layer, step, prefill, gate, stream);
+    status = hooks.BeginStage(1 + layer);
+    if (status.ok()) status = Layer(layer, step, prefill, hooks, stream);
+    if (status.ok()) status = hooks.EndStage(1 + layer);
   }
-  return status.ok() ? Head(step, gate, stream) : status;
+  return status.ok() ? Head(step, hooks, stream) : status;
 }
 
 }  // namespace palimpsest::cuda

@@ -3,7 +3,7 @@
 // All activations and workspaces lie in the worker's workspace memory and are placed once
 // (forward_context.h). A layer is LayerProducts around LayerAttention; this class keeps their
 // order. Enqueue allocates nothing and may be captured into a graph when the step has decodes only.
-// Threads: one engine thread.
+// Threads: one engine thread; beside it another one may capture, if the model has one rank.
 #ifndef PALIMPSEST_WORKER_COMPUTE_CUDA_FORWARD_H_
 #define PALIMPSEST_WORKER_COMPUTE_CUDA_FORWARD_H_
 
@@ -13,7 +13,6 @@
 #include <memory>
 #include <vector>
 
-#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "worker/compute/cuda/attention.h"
@@ -22,12 +21,28 @@
 #include "worker/compute/cuda/layer_attention.h"
 #include "worker/compute/cuda/layer_latent_attention.h"
 #include "worker/compute/cuda/layer_products.h"
+#include "worker/compute/cuda/rotating_layers.h"
 #include "worker/compute/cuda/step_packer.h"
 #include "worker/core/model_runner.h"
 #include "worker/model/image_layout.h"
 #include "worker/model/model_config.h"
 
 namespace palimpsest::cuda {
+
+// Called while a pass is enqueued, on its thread and at its place in the stream. An error ends
+// Enqueue with it.
+class ForwardHooks {
+ public:
+  virtual ~ForwardHooks() = default;
+
+  // Before the first kernel that reads a stage's parameters; maybe twice, if it does not rotate.
+  virtual absl::Status BeginStage(int /*stage*/) { return absl::OkStatus(); }
+  // Behind the last one.
+  virtual absl::Status EndStage(int /*stage*/) { return absl::OkStatus(); }
+  // Whether a stage begins only where the one before it has ended.
+  virtual bool Rotates(int /*stage*/) const { return false; }
+  virtual absl::Status BeginSampling() { return absl::OkStatus(); }
+};
 
 class Forward {
  public:
@@ -39,19 +54,15 @@ class Forward {
       std::byte* workspace, const StepPacker& packer, int32_t tiles, const ForwardOptions& options,
       cudaStream_t stream);
 
-  // Called before the first kernel that reads a stage is enqueued; an error ends Enqueue with it.
-  using StageGate = absl::FunctionRef<absl::Status(int stage)>;
-
   // `prefill` describes the prefills on the host; ignored if the step has none. `pinned` is the
   // step's own buffer of kPrefillIntBytes.
   absl::Status Enqueue(const PackedStep& step, const PrefillShape& prefill, void* pinned,
-                       StageGate gate, cudaStream_t stream);
-
-  // Of the next Enqueue: recorded before the sampling. Null: nothing is.
-  void TimeSampling(cudaEvent_t begins) { sampling_begins_ = begins; }
+                       ForwardHooks& hooks, cudaStream_t stream);
 
   std::byte* staging() const { return context_.At<std::byte>(context_.places.staging); }
   const std::byte* results() const { return context_.At<std::byte>(context_.places.results); }
+  // Its total goes with the results.
+  WaitClock wait_clock() const;
   const float* logits() const { return context_.At<float>(context_.places.logits); }
   const std::vector<DecodeKernel>& decode_kernels() const {
     return context_.options.decode_kernels;
@@ -65,10 +76,10 @@ class Forward {
   absl::Status EmbedTokens(const PackedStep& step, cudaStream_t stream);
   absl::Status FinishEmbeddings(const PackedStep& step, cudaStream_t stream);
   absl::Status Layer(int32_t layer, const PackedStep& step, const PrefillShape& prefill,
-                     StageGate gate, cudaStream_t stream);
+                     ForwardHooks& hooks, cudaStream_t stream);
   absl::StatusOr<ActivationRows> RowsAfterAttention(int32_t layer, const PackedStep& step,
                                                     cudaStream_t stream);
-  absl::Status Head(const PackedStep& step, StageGate gate, cudaStream_t stream);
+  absl::Status Head(const PackedStep& step, ForwardHooks& hooks, cudaStream_t stream);
   absl::Status SampleTokens(const PackedStep& step, cudaStream_t stream);
   // Whether only the rows that are sampled go through the last layer's MLP.
   bool Compacts(const PackedStep& step) const {
@@ -79,7 +90,6 @@ class Forward {
   LayerAttention attention_;
   std::unique_ptr<LayerProducts> products_;
   std::unique_ptr<LayerLatentAttention> latent_attention_;  // null without latent attention
-  cudaEvent_t sampling_begins_ = nullptr;
 };
 
 }  // namespace palimpsest::cuda

@@ -45,10 +45,11 @@ absl::Status AttentionStatus(const AttentionError& error, const char* what) {
 ResultLayout ResultLayout::For(int32_t samples) {
   const size_t column = static_cast<size_t>(samples) * 4;
   ResultLayout layout;
-  layout.logprobs = column;
-  layout.top_tokens = 2 * column;
-  layout.top_logprobs = (2 + kMaxTop) * column;
-  layout.bytes = (2 + 2 * kMaxTop) * column;
+  layout.tokens = sizeof(uint64_t);
+  layout.logprobs = layout.tokens + column;
+  layout.top_tokens = layout.tokens + 2 * column;
+  layout.top_logprobs = layout.tokens + (2 + kMaxTop) * column;
+  layout.bytes = layout.tokens + (2 + 2 * kMaxTop) * column;
   return layout;
 }
 
@@ -71,6 +72,7 @@ ForwardPlaces ForwardPlaces::For(const ModelConfig& config, const ForwardOptions
   };
   ForwardPlaces p = {};
   p.staging = place(options.staging_bytes);
+  p.waiting = place(sizeof(uint64_t));
   p.input_tokens = place(rows * 4);
   p.rotations = place(rows * (config.rotary_dim() / 2) * sizeof(float2));
   p.frequencies = place(static_cast<size_t>(config.rotary_dim() / 2) * 4);

@@ -48,6 +48,7 @@ struct ForwardOptions {
 
 // What a step leaves for the host, in one piece; sizes are those of the largest step.
 struct ResultLayout {
+  size_t waited = 0;        // uint64: nanoseconds that steps so far waited for rotating layers
   size_t tokens = 0;        // int32 [samples]
   size_t logprobs = 0;      // float [samples]
   size_t top_tokens = 0;    // int32 [samples, kMaxTop]
@@ -59,9 +60,9 @@ struct ResultLayout {
 
 // Where everything lies in the workspace, as offsets from its first usable byte.
 struct ForwardPlaces {
-  size_t staging, input_tokens, rotations, frequencies, counting, zeros, arrivals, residual,
-      normalized, wide, compact, sampled_hidden, logits, logit_parts, results, partial_output,
-      partial_lse, fused_partials, prefill_ints, prefill_floats, gemm, branch, end;
+  size_t staging, waiting, input_tokens, rotations, frequencies, counting, zeros, arrivals,
+      residual, normalized, wide, compact, sampled_hidden, logits, logit_parts, results,
+      partial_output, partial_lse, fused_partials, prefill_ints, prefill_floats, gemm, branch, end;
   // Inside `wide`: attention's output behind qkv, the activation's behind gate and up. With latent
   // attention what is between: queries, unless they are in qkv, and queries in the latents' space.
   size_t queries, absorbed, attention, activated;

@@ -327,23 +327,26 @@ absl::Status Gemm::Run(const GemmCall& call, cudaStream_t stream) {
 
 absl::Status Gemm::RunChoice(const GemmChoice& choice, const GemmCall& call, cudaStream_t stream) {
   const GemmLibrary::Functions& lt = *library_.functions_;
-  Descriptors& d = *descriptors_;
+  const Descriptors& d = *descriptors_;
+  // What differs from call to call is set in copies: another thread may be here.
+  std::remove_pointer_t<cublasLtMatrixLayout_t> input = *d.input, output = *d.output;
+  std::remove_pointer_t<cublasLtMatmulDesc_t> product = *d.product;
   const auto columns = static_cast<uint64_t>(call.rows);
-  for (cublasLtMatrixLayout_t layout : {d.input, d.output}) {
+  for (cublasLtMatrixLayout_t layout : {&input, &output}) {
     lt.cublasLtMatrixLayoutSetAttribute(layout, CUBLASLT_MATRIX_LAYOUT_COLS, &columns,
                                         sizeof(columns));
   }
   if (shape_.bias) {
-    lt.cublasLtMatmulDescSetAttribute(d.product, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &call.bias,
+    lt.cublasLtMatmulDescSetAttribute(&product, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &call.bias,
                                       sizeof(call.bias));
   }
   const float alpha = 1.0f;
   const float beta = shape_.accumulate ? 1.0f : 0.0f;
   const cublasLtMatmulAlgo_t algorithm = AlgorithmOf(choice);
   return BlasStatus(
-      lt.cublasLtMatmul(static_cast<cublasLtHandle_t>(library_.handle_), d.product, &alpha,
-                        call.weights, d.weights, call.input, d.input, &beta, call.output, d.output,
-                        call.output, d.output, &algorithm, library_.options_.workspace,
+      lt.cublasLtMatmul(static_cast<cublasLtHandle_t>(library_.handle_), &product, &alpha,
+                        call.weights, d.weights, call.input, &input, &beta, call.output, &output,
+                        call.output, &output, &algorithm, library_.options_.workspace,
                         static_cast<size_t>(library_.options_.workspace_bytes.count()), stream),
       absl::StrCat("matrix product ", shape_.outputs, "x", shape_.inputs, " of ", call.rows,
                    " rows"));

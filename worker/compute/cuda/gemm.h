@@ -5,7 +5,7 @@
 // sums in an order that is not fixed are left out, so a product gives the same bits whenever it is
 // run with the same algorithm.
 //
-// Threads: not thread-safe; one engine thread. Run only enqueues and may be captured into a graph.
+// Threads: not thread-safe but for Run, which only enqueues and may be captured into a graph.
 #ifndef PALIMPSEST_WORKER_COMPUTE_CUDA_GEMM_H_
 #define PALIMPSEST_WORKER_COMPUTE_CUDA_GEMM_H_
 

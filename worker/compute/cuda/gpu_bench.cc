@@ -1,22 +1,28 @@
 // Measures the GPU runner on random weights of a real model's shape: decode time by batch size,
-// time to the first token by prompt length. Prints one JSON object; no broker, no gRPC.
+// time to the first token by prompt length; decode time by the number of layers that gave their
+// memory away. Prints one JSON object; no broker, no gRPC.
 #include <cuda_profiler_api.h>
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
 #include <chrono>
+#include <cstdio>
 #include <fstream>
 #include <iostream>
 #include <map>
 #include <memory>
 #include <numeric>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "CLI/CLI.hpp"
+#include "common/cuda/status.h"
+#include "common/rotation.h"
 #include "nlohmann/json.hpp"
 #include "worker/compute/cuda/collective_bench.h"
 #include "worker/compute/cuda/gpu_model.h"
+#include "worker/compute/cuda/layer_copies.h"
 
 namespace palimpsest::cuda {
 namespace {
@@ -86,7 +92,7 @@ ModelConfig Shape(const std::string& name) {
 
 class Bench {
  public:
-  Bench(const GpuModel& model, const CudaRunnerOptions& options)
+  Bench(GpuModel& model, const CudaRunnerOptions& options)
       : model_(model), block_tokens_(options.block_tokens) {
     const auto start = Clock::now();
     runner_ = ValueOrDie(model.NewRunner());
@@ -103,13 +109,48 @@ class Bench {
     StepPlan plan = Plan(batch, context, -1);
     OkOrDie(runner_->Submit(plan));
     const auto start = Clock::now();
+    stall_ = absl::ZeroDuration();
+    copied_ = Bytes(0);
     for (int32_t step = 1; step <= steps; ++step) {
       OkOrDie(runner_->Submit(Plan(batch, context + step, 0)));
-      ValueOrDie(runner_->Wait());
+      const StepResult result = ValueOrDie(runner_->Wait());
+      stall_ += result.times.rotation_stall;
+      copied_ += result.rotation_bytes;
     }
     const double time = Milliseconds(start);
     ValueOrDie(runner_->Wait());
     return time / steps;
+  }
+  // Of the steps of the last Decode: waiting for rotating layers, and bytes copied for them.
+  absl::Duration stall() const { return stall_; }
+  Bytes copied() const { return copied_; }
+
+  // Until the graphs of the present rotation are there; ranks build theirs when they need them.
+  void AwaitGraphs() const {
+    const auto missing = [&] {
+      const CudaRunnerStats stats = runner_->stats();
+      return stats.rotation_graphs.graphs < stats.graphs.graphs;
+    };
+    while (model_.ranks() == 1 && missing()) std::this_thread::yield();
+  }
+
+  // Milliseconds that one layer's copy from the image takes by itself.
+  double CopyLayer() const {
+    const ModelMemory& memory = model_.memory(0);
+    const ImageLayout& layout = model_.layout();
+    const auto bytes = static_cast<size_t>(LayerBytes(layout, 0).count());
+    const int64_t at = (layout.slab_bytes * layout.stages[1].first_slab).count();
+    std::vector<double> times;
+    for (int repeat = 0; repeat < 7; ++repeat) {
+      const auto start = Clock::now();
+      OkOrDie(CudaStatus(cudaMemcpyAsync(const_cast<std::byte*>(memory.parameters) + at,
+                                         memory.image.front().data + at, bytes, cudaMemcpyDefault,
+                                         cudaStreamPerThread),
+                         "copy a layer"));
+      OkOrDie(CudaStatus(cudaStreamSynchronize(cudaStreamPerThread), "copy a layer"));
+      times.push_back(Milliseconds(start));
+    }
+    return Median(times);
   }
 
   // One decode step at a time, timed by events on the GPU.
@@ -193,8 +234,10 @@ class Bench {
     return plan;
   }
 
-  const GpuModel& model_;
+  GpuModel& model_;
   const int32_t block_tokens_;
+  absl::Duration stall_;
+  Bytes copied_;
   std::unique_ptr<GpuRunner> runner_;
   double start_ms_ = 0;
   std::vector<std::vector<BlockId>> tables_;
@@ -218,6 +261,8 @@ struct Flags {
   bool collectives = false;
   bool graphs = true;
   bool quick = false;
+  std::vector<std::string> rotations;
+  ImagePlace place = ImagePlace::kHost;
   std::vector<int32_t> batches = {1, 8, 32, 128, 256};
   std::vector<int32_t> prompts = {128, 512, 2048, 4000};
   std::vector<int32_t> profile_batches = {1};
@@ -238,7 +283,67 @@ Json Algorithms(const GpuRunner& runner, double start_ms) {
           {"start_ms", start_ms}};
 }
 
-Json Run(const Flags& flags, const GpuModel& model, const CudaRunnerOptions& options) {
+// "ALPHA" or "ALPHA,SLOTS".
+Rotation ParseRotation(const std::string& text, int32_t layers) {
+  int32_t freed = 0, slots = 1;
+  const int fields = std::sscanf(text.c_str(), "%d,%d", &freed, &slots);
+  if (fields < 1 || freed < 1 || slots < 1 || slots > kMaxSlots || freed + slots > layers) {
+    Die(absl::InvalidArgumentError("expected --rotate ALPHA[,SLOTS], got " + text));
+  }
+  return EvenRotation(1, layers, freed, slots);
+}
+
+// Decode steps beside what they would take if copies and computation overlapped in full.
+Json Rotate(const Flags& flags, Bench& bench, GpuModel& model) {
+  std::map<int32_t, double> plain;
+  Json out;
+  const double layer_ms = bench.CopyLayer();
+  const double layer_bytes = static_cast<double>(LayerBytes(model.layout(), 0).count());
+  const double bytes_per_ms = layer_bytes / layer_ms;
+  out["layer_bytes"] = layer_bytes;
+  out["link_bytes_per_s"] = bytes_per_ms * 1e3;
+  for (const int32_t batch : flags.batches) {
+    bench.Decode(batch, flags.context, 8);
+    plain[batch] = bench.Decode(batch, flags.context, flags.steps);
+  }
+  for (const std::string& text : flags.rotations) {
+    const Rotation rotation = ParseRotation(text, model.config().num_layers);
+    const auto start = Clock::now();
+    OkOrDie(model.SetRotation(bench.runner(), rotation));
+    Json entry = {{"freed", rotation.freed()},
+                  {"slots", rotation.slots},
+                  {"rotating", rotation.stages.size()},
+                  {"set_ms", Milliseconds(start)}};
+    // Kernel by kernel, while graphs are built.
+    entry["eager_ms_step"] = bench.Decode(flags.batches.front(), flags.context, 8);
+    bench.AwaitGraphs();
+    for (const int32_t batch : flags.batches) {
+      bench.Decode(batch, flags.context, 4);
+      const double ms = bench.Decode(batch, flags.context, flags.steps);
+      const double copied = static_cast<double>(bench.copied().count()) / flags.steps;
+      const double roofline = std::max(plain[batch], copied / bytes_per_ms);
+      entry["decode"].push_back(
+          {{"batch", batch},
+           {"ms_step", ms},
+           {"ms_step_without", plain[batch]},
+           {"copy_ms", copied / bytes_per_ms},
+           {"roofline_ms", roofline},
+           {"of_roofline", ms / roofline},
+           {"stall_ms", absl::ToDoubleMilliseconds(bench.stall()) / flags.steps},
+           {"gpu_ms_alone", bench.DecodeOnGpu(batch, flags.context, 16)}});
+    }
+    const DecodeGraphs::Stats graphs = bench.runner().stats().rotation_graphs;
+    entry["graphs"] = {{"graphs", graphs.graphs},
+                       {"seconds", absl::ToDoubleSeconds(graphs.time)},
+                       {"bytes", graphs.memory.count()}};
+    std::cerr << entry << std::endl;
+    out["rotations"].push_back(std::move(entry));
+  }
+  OkOrDie(model.SetRotation(bench.runner(), Rotation()));
+  return out;
+}
+
+Json Run(const Flags& flags, GpuModel& model, const CudaRunnerOptions& options) {
   Bench bench(model, options);
   cudaDeviceProp properties;
   cudaGetDeviceProperties(&properties, options.device);
@@ -257,6 +362,10 @@ Json Run(const Flags& flags, const GpuModel& model, const CudaRunnerOptions& opt
   }
   if (flags.profile == "prefill") {
     bench.ProfilePrompt(4000);
+    return out;
+  }
+  if (!flags.rotations.empty()) {
+    out["rotation"] = Rotate(flags, bench, model);
     return out;
   }
   for (const int32_t batch : flags.batches) {
@@ -335,6 +444,10 @@ int Main(int argc, char** argv) {
   app.add_option("--kv-dtype", flags.kv_dtype, "bf16 or fp8_e4m3");
   app.add_flag("--direct,!--no-direct", flags.direct, "exchange small messages without NCCL");
   app.add_flag("--collectives", flags.collectives, "check and measure the exchange between GPUs");
+  app.add_option("--rotate", flags.rotations,
+                 "ALPHA[,SLOTS] ...: only decodes, while so many layers have no memory");
+  app.add_option("--image", flags.place, "where rotating layers are copied from")
+      ->transform(CLI::CheckedTransformer(kImagePlaces));
   app.add_flag("--quick", flags.quick, "only decode and first token");
   CLI11_PARSE(app, argc, argv);
 
@@ -358,6 +471,7 @@ int Main(int argc, char** argv) {
   model->SetCollectives(collectives);
   OkOrDie(model->FillRandom(1));
   OkOrDie(model->FillKv(2));
+  if (!flags.rotations.empty()) OkOrDie(model->MakeImage(flags.place));
   Write(flags, Run(flags, *model, options));
   return EXIT_SUCCESS;
 }

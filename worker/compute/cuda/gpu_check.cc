@@ -1,12 +1,13 @@
 // Checks the GPU runner on the GPU machine: logits against a reference, equal results when plans
 // are replayed or pipelined, harmless padding rows, sampling against worker/core/sampling.h.
 //
-//   gpu_check --reference FILE [--gemm-cache FILE] [--tp GPUS] [--out FILE] [--short]
+//   gpu_check --reference FILE [--gemm-cache FILE] [--tp GPUS] [--out FILE] [--short] [--rotation]
 //
 // FILE is what tests/reference/make_reference.py wrote: a small model whose weights both sides
 // generate, a prompt, logits at some of its positions in float32, and how far transformers in
 // bfloat16 is from them. The runner may be twice as far. A reference with KV in eight bits is for a
-// runner with such a cache. Prints one JSON object; exits with 1 if a check failed.
+// runner with such a cache. Last, layers rotate in a deeper model of the same shape, with random
+// weights (rotation_check.h). Prints one JSON object; exits with 1 if a check failed.
 #include <cuda_runtime_api.h>
 #include <unistd.h>
 
@@ -25,6 +26,7 @@
 #include "CLI/CLI.hpp"
 #include "nlohmann/json.hpp"
 #include "worker/compute/cuda/gpu_model.h"
+#include "worker/compute/cuda/rotation_check.h"
 #include "worker/core/sampling.h"
 
 namespace palimpsest::cuda {
@@ -541,10 +543,27 @@ class Check {
   uint32_t next_ = 1;
 };
 
+// Layers rotate in a model of several slabs a layer, if they are large enough.
+Json Rotation(const ModelConfig& shape, CudaRunnerOptions options, int32_t ranks,
+              const GpuCollectivesOptions& collectives, ImagePlace place, int schedules) {
+  constexpr int32_t kLayers = 9;
+  ModelConfig config = shape;
+  config.num_layers = kLayers;
+  for (size_t i = 0; !shape.layer_windows.empty() && i < kLayers; ++i) {
+    config.layer_windows.resize(kLayers);
+    config.layer_windows[i] = shape.layer_windows[i % shape.layer_windows.size()];
+  }
+  const auto model = ValueOrDie(GpuModel::Create(config, 16384, options, ranks, MiB(2)));
+  model->SetCollectives(collectives);
+  OkOrDie(model->FillRandom(1));
+  return ValueOrDie(RunRotationCheck(*model, place, options.block_tokens, schedules));
+}
+
 int Main(int argc, char** argv) {
   std::string path, out, cache;
-  bool brief = false, overlap = true, direct = true;
-  int32_t ranks = 1;
+  bool brief = false, overlap = true, direct = true, only_rotation = false;
+  int32_t ranks = 1, schedules = 0;
+  ImagePlace place = ImagePlace::kHost;
   // Low enough for both kernels to run.
   int32_t tensor_core_tokens = 200;
   CLI::App app("Checks the GPU runner against a reference");
@@ -556,7 +575,12 @@ int Main(int argc, char** argv) {
   app.add_flag("--short", brief, "less of what only repeats");
   app.add_option("--tp", ranks, "GPUs that the model is shared among");
   app.add_flag("--direct,!--no-direct", direct, "exchange small messages without NCCL");
+  app.add_flag("--rotation", only_rotation, "only the check of rotating layers");
+  app.add_option("--schedules", schedules, "schedules with rotating layers; 0: 40, short: 3");
+  app.add_option("--image", place, "where rotating layers are copied from")
+      ->transform(CLI::CheckedTransformer(kImagePlaces));
   CLI11_PARSE(app, argc, argv);
+  if (schedules == 0) schedules = brief ? 3 : 40;
 
   const Json reference = ReadJson(path);
   ModelConfig config = ValueOrDie(ParseModelConfig(reference["config"].dump(), ""));
@@ -591,11 +615,16 @@ int Main(int argc, char** argv) {
   Check check(*model, reference);
   if (brief) check.Shorten();
   bool passed = true;
-  Json json = {{"model", reference["name"]},
-               {"ranks", ranks},
-               {"kv_dtype", std::string(KvDtypeName(config.kv_dtype))},
-               {"checks", check.RunAll(one.get(), wide.get(), passed)}};
-  json["passed"] = passed;
+  Json checks;
+  if (!only_rotation) checks = check.RunAll(one.get(), wide.get(), passed);
+  checks["rotation"] = Rotation(config, options, ranks, collectives, place, schedules);
+  std::cerr << "rotation: " << checks["rotation"] << std::endl;
+  passed = passed && checks["rotation"]["ok"].get<bool>();
+  const Json json = {{"model", reference["name"]},
+                     {"ranks", ranks},
+                     {"kv_dtype", std::string(KvDtypeName(config.kv_dtype))},
+                     {"checks", checks},
+                     {"passed", passed}};
   std::filesystem::remove(own_cache);
   std::cout << json.dump(1) << "\n";
   if (!out.empty()) std::ofstream(out) << json.dump(1) << "\n";

@@ -16,7 +16,6 @@
 namespace palimpsest::cuda {
 namespace {
 
-constexpr Bytes kSlab = MiB(32);
 // As trained models are initialised.
 constexpr float kDeviation = 0.02f;
 
@@ -25,13 +24,17 @@ constexpr float kDeviation = 0.02f;
 absl::StatusOr<std::unique_ptr<GpuModel>> GpuModel::Create(const ModelConfig& config,
                                                            int64_t kv_tokens,
                                                            const CudaRunnerOptions& options,
-                                                           int32_t ranks) {
+                                                           int32_t ranks, Bytes slab_bytes) {
+  const absl::StatusOr<const CudaDriver*> driver = CudaDriver::Load();
+  if (!driver.ok()) return driver.status();
   const absl::StatusOr<ModelConfig> rank_config = RankConfig(config, ranks);
   if (!rank_config.ok()) return rank_config.status();
-  auto layout = LayOutImage(*rank_config, kSlab, WeightFormat::kRowMajor);
+  auto layout = LayOutImage(*rank_config, slab_bytes, WeightFormat::kRowMajor);
   if (!layout.ok()) return layout.status();
   std::unique_ptr<GpuModel> model(new GpuModel(config, *rank_config, *layout, options));
+  model->driver_ = *driver;
   model->memory_.resize(static_cast<size_t>(ranks));
+  model->images_.resize(static_cast<size_t>(ranks));
   model->blocks_ = static_cast<int32_t>(kv_tokens / options.block_tokens);
   const Bytes block = rank_config->KvBytes(options.block_tokens);
   absl::Status status = model->Allocate(block, block * (model->blocks_ + 1),
@@ -49,31 +52,143 @@ absl::Status GpuModel::EachRank(absl::FunctionRef<absl::Status(int rank)> call) 
   return CudaStatus(cudaSetDevice(options_.device), "choose the GPU");
 }
 
+absl::StatusOr<GpuModel::Slabs> GpuModel::MakeSlabs(int owner, int user) const {
+  auto range = CudaAddressRange::Reserve(*driver_, user, layout_.total);
+  if (!range.ok()) return range.status();
+  Slabs slabs{*std::move(range), {}};
+  for (int32_t i = 0; i < layout_.slabs(); ++i) {
+    auto slab = CudaAllocation::Create(*driver_, owner, layout_.slab_bytes);
+    if (!slab.ok()) return slab.status();
+    slabs.memory.push_back(*std::move(slab));
+    absl::Status status =
+        slabs.range.Map(layout_.slab_bytes * i, layout_.slab_bytes, slabs.memory.back());
+    if (!status.ok()) return status;
+  }
+  absl::Status status = slabs.range.Open(Bytes(0), layout_.total);
+  if (!status.ok()) return status;
+  return slabs;
+}
+
 absl::Status GpuModel::Allocate(Bytes kv_block, Bytes kv, Bytes workspace) {
   return EachRank([&](int rank) {
-    void* parameters = nullptr;
+    const int gpu = options_.device + rank;
     void* data = nullptr;
     absl::Status status = CudaStatus(
-        cudaMalloc(&parameters, static_cast<size_t>(layout_.total.count())), "parameters");
-    status.Update(CudaStatus(cudaMalloc(&data, static_cast<size_t>((kv + workspace).count())),
-                             "KV cache and workspace"));
+        cudaMalloc(&data, static_cast<size_t>((kv + workspace).count())), "KV cache and workspace");
+    if (!status.ok()) return status;
+    auto parameters = MakeSlabs(gpu, gpu);
+    if (!parameters.ok()) return parameters.status();
+    parameters_.push_back(*std::move(parameters));
     ModelMemory& memory = memory_[rank];
-    memory.parameters = static_cast<std::byte*>(parameters);
+    memory.parameters = reinterpret_cast<const std::byte*>(parameters_.back().range.base());
     memory.kv = static_cast<std::byte*>(data);
     memory.kv_block_bytes = kv_block;
     memory.workspace = memory.kv + kv.count();
     memory.workspace_bytes = workspace;
-    if (!status.ok()) return status;
     // 0xff bytes are NaN: reading what was not written shows.
     return CudaStatus(cudaMemset(data, 0xff, static_cast<size_t>(kv.count())), "fill the KV cache");
   });
 }
 
 GpuModel::~GpuModel() {
-  for (const ModelMemory& memory : memory_) {
-    cudaFree(const_cast<std::byte*>(memory.parameters));
-    cudaFree(memory.kv);
+  for (const ModelMemory& memory : memory_) cudaFree(memory.kv);
+  for (const Slabs& slabs : parameters_) (void)slabs.range.Unmap(Bytes(0), layout_.total);
+  for (const Image& image : images_) {
+    if (image.host != nullptr) cudaFreeHost(image.host);
+    if (!image.slabs.memory.empty()) (void)image.slabs.range.Unmap(Bytes(0), layout_.total);
   }
+}
+
+absl::Status GpuModel::MakeImage(ImagePlace place) {
+  return EachRank([&](int rank) { return CopyToImage(place, rank); });
+}
+
+absl::Status GpuModel::CopyToImage(ImagePlace place, int rank) {
+  const auto size = static_cast<size_t>(layout_.total.count());
+  Image& image = images_[static_cast<size_t>(rank)];
+  std::byte* data = nullptr;
+  if (place == ImagePlace::kHost) {
+    absl::Status status = CudaStatus(cudaMallocHost(&image.host, size), "host memory of the image");
+    if (!status.ok()) return status;
+    data = static_cast<std::byte*>(image.host);
+  } else {
+    const int gpu = options_.device + rank;
+    auto slabs = MakeSlabs(place == ImagePlace::kOwnGpu ? gpu : options_.device + ranks(), gpu);
+    if (!slabs.ok()) return slabs.status();
+    image.slabs = *std::move(slabs);
+    data = reinterpret_cast<std::byte*>(image.slabs.range.base());
+  }
+  memory_[static_cast<size_t>(rank)].image = {{data, layout_.total}};
+  return CudaStatus(
+      cudaMemcpy(data, memory_[static_cast<size_t>(rank)].parameters, size, cudaMemcpyDefault),
+      "copy the parameters to the image");
+}
+
+Bytes GpuModel::StageBegin(int stage) const {
+  return layout_.slab_bytes * layout_.stages[static_cast<size_t>(stage)].first_slab;
+}
+
+Bytes GpuModel::StageBytes(int stage) const {
+  return layout_.slab_bytes * layout_.stages[static_cast<size_t>(stage)].slab_count;
+}
+
+absl::Status GpuModel::UnmapStage(int rank, int stage) const {
+  return parameters_[static_cast<size_t>(rank)].range.Unmap(StageBegin(stage), StageBytes(stage));
+}
+
+absl::Status GpuModel::MapStage(int rank, int stage, int whose) {
+  const Slabs& slabs = parameters_[static_cast<size_t>(rank)];
+  const StagePlacement& at = layout_.stages[static_cast<size_t>(stage)];
+  const StagePlacement& source = layout_.stages[static_cast<size_t>(whose)];
+  absl::Status status;
+  for (int32_t i = 0; i < at.slab_count; ++i) {
+    status.Update(slabs.range.Map(layout_.slab_bytes * (at.first_slab + i), layout_.slab_bytes,
+                                  slabs.memory[static_cast<size_t>(source.first_slab + i)]));
+  }
+  return status.ok() ? slabs.range.Open(StageBegin(stage), StageBytes(stage)) : status;
+}
+
+absl::Status GpuModel::Remap(int rank, const Rotation& rotation) {
+  const ModelMemory& memory = memory_[static_cast<size_t>(rank)];
+  auto* const parameters = const_cast<std::byte*>(memory.parameters);
+  absl::Status status;
+  // Back to slabs of their own, with nothing in them.
+  for (const int32_t stage : rotation_.stages) status.Update(UnmapStage(rank, stage));
+  for (const int32_t stage : rotation_.stages) status.Update(MapStage(rank, stage, stage));
+  if (!status.ok()) return status;
+  const auto rotates = [](const Rotation& r, int32_t stage) {
+    return std::find(r.stages.begin(), r.stages.end(), stage) != r.stages.end();
+  };
+  for (const int32_t stage : rotation_.stages) {
+    if (rotates(rotation, stage)) continue;
+    const int64_t begin = StageBegin(stage).count();
+    status.Update(
+        CudaStatus(cudaMemcpy(parameters + begin, memory.image.front().data + begin,
+                              static_cast<size_t>(StageBytes(stage).count()), cudaMemcpyDefault),
+                   "restore a layer"));
+  }
+  for (const int32_t stage : rotation.stages) {
+    status.Update(CudaStatus(cudaMemset(parameters + StageBegin(stage).count(), 0xff,
+                                        static_cast<size_t>(StageBytes(stage).count())),
+                             "fill what is taken"));
+  }
+  status.Update(CudaStatus(cudaDeviceSynchronize(), "change what rotates"));
+  for (const int32_t stage : rotation.stages) status.Update(UnmapStage(rank, stage));
+  for (size_t i = 0; i < rotation.stages.size(); ++i) {
+    const auto slot = static_cast<size_t>(rotation.SlotOf(i));
+    status.Update(MapStage(rank, rotation.stages[i], rotation.stages[slot]));
+  }
+  return status;
+}
+
+absl::Status GpuModel::SetRotation(GpuRunner& runner, const Rotation& rotation) {
+  absl::Status status = runner.SetRotation(Rotation());
+  if (status.ok()) {
+    status = EachRank([&](int rank) { return Remap(rank, rotation); });
+  }
+  if (!status.ok()) return status;
+  rotation_ = rotation;
+  return runner.SetRotation(rotation);
 }
 
 absl::Status GpuModel::FillRandom(uint64_t seed) {

@@ -3,7 +3,9 @@
 #define PALIMPSEST_WORKER_COMPUTE_CUDA_GPU_MODEL_H_
 
 #include <cstdint>
+#include <map>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -11,7 +13,9 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/bytes.h"
+#include "common/cuda/virtual_memory.h"
 #include "common/ids.h"
+#include "common/rotation.h"
 #include "worker/compute/cuda/cuda_runner.h"
 #include "worker/compute/cuda/gpu_collectives.h"
 #include "worker/model/image_layout.h"
@@ -31,8 +35,11 @@ class GpuRunner final : public ModelRunner {
   absl::StatusOr<StepResult> Wait() override { return runner_->Wait(); }
 
   absl::StatusOr<std::vector<float>> Logits(size_t chunk) const { return first_->Logits(chunk); }
+  absl::Status SetRotation(const Rotation& rotation) override {
+    return runner_->SetRotation(rotation);
+  }
   void SetTiming(bool on) { first_->SetTiming(on); }
-  const CudaRunnerStats& stats() const { return first_->stats(); }
+  CudaRunnerStats stats() const { return first_->stats(); }
   const GemmLibrary& gemms() const { return first_->gemms(); }
 
  private:
@@ -40,14 +47,22 @@ class GpuRunner final : public ModelRunner {
   CudaRunner* const first_;
 };
 
+// Where rotating layers are copied from: pinned memory of the host, the GPU's own, or that of
+// another GPU, the one behind the last rank's.
+enum class ImagePlace { kHost, kOwnGpu, kPeerGpu };
+// As flags of programs name them.
+inline const std::map<std::string, ImagePlace> kImagePlaces = {
+    {"host", ImagePlace::kHost}, {"own", ImagePlace::kOwnGpu}, {"peer", ImagePlace::kPeerGpu}};
+
 class GpuModel {
  public:
   // Room for `kv_tokens` tokens of KV cache and for a runner with these options. `ranks` above 1:
-  // on GPUs options.device and up.
+  // on GPUs options.device and up. Parameters lie in slabs.
   static absl::StatusOr<std::unique_ptr<GpuModel>> Create(const ModelConfig& config,
                                                           int64_t kv_tokens,
                                                           const CudaRunnerOptions& options,
-                                                          int32_t ranks = 1);
+                                                          int32_t ranks = 1,
+                                                          Bytes slab_bytes = MiB(32));
   ~GpuModel();
 
   // Random weights that depend on the seed alone; norm weights about 1. Those of several ranks are
@@ -61,6 +76,12 @@ class GpuModel {
 
   // How the collectives of the next NewRunner go; the devices are the model's own.
   void SetCollectives(const GpuCollectivesOptions& options) { collectives_ = options; }
+  // Keeps a copy of the parameters from which layers may rotate; once, before NewRunner.
+  absl::Status MakeImage(ImagePlace place);
+  // Has layers rotate, or none, as a worker does for its broker. No step may be in flight. Memory
+  // that is taken from layers is filled with NaN; the slots are of it.
+  absl::Status SetRotation(GpuRunner& runner, const Rotation& rotation);
+
   // `gate` may be null; otherwise it outlives the runner.
   absl::StatusOr<std::unique_ptr<GpuRunner>> NewRunner(ParameterGate* gate = nullptr) const;
 
@@ -73,13 +94,35 @@ class GpuModel {
   int32_t blocks() const { return blocks_; }
   // On each GPU.
   Bytes parameter_bytes() const { return layout_.total; }
+  const ImageLayout& layout() const { return layout_; }
 
  private:
   GpuModel(const ModelConfig& config, const ModelConfig& rank_config, const ImageLayout& layout,
            const CudaRunnerOptions& options)
       : config_(config), rank_config_(rank_config), layout_(layout), options_(options) {}
 
+  // Slabs of the parameter region of one GPU.
+  struct Slabs {
+    CudaAddressRange range;
+    std::vector<CudaAllocation> memory;
+  };
+  // What a copy of the parameters lies in.
+  struct Image {
+    void* host = nullptr;
+    Slabs slabs;
+  };
+
   absl::Status Allocate(Bytes kv_block, Bytes kv, Bytes workspace);
+  // Slabs on GPU `owner`, mapped for GPU `user`.
+  absl::StatusOr<Slabs> MakeSlabs(int owner, int user) const;
+  absl::Status CopyToImage(ImagePlace place, int rank);
+  // Maps slabs at a stage's addresses: its own, or another's.
+  absl::Status MapStage(int rank, int stage, int whose);
+  absl::Status UnmapStage(int rank, int stage) const;
+  // The addresses of a stage of one GPU.
+  Bytes StageBegin(int stage) const;
+  Bytes StageBytes(int stage) const;
+  absl::Status Remap(int rank, const Rotation& rotation);
   absl::Status FillRank(uint64_t seed, int rank);
   // With the rank's GPU current.
   absl::Status EachRank(absl::FunctionRef<absl::Status(int rank)> call) const;
@@ -89,6 +132,10 @@ class GpuModel {
   const ImageLayout layout_;
   const CudaRunnerOptions options_;
   GpuCollectivesOptions collectives_;
+  const CudaDriver* driver_ = nullptr;
+  std::vector<Slabs> parameters_;  // by rank
+  std::vector<Image> images_;      // by rank
+  Rotation rotation_;
   std::vector<ModelMemory> memory_;
   int32_t blocks_ = 0;
 };

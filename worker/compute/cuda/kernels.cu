@@ -16,6 +16,27 @@ constexpr int kSiluVectors = 2;  // of each thread
 
 int ThreadsFor(int vectors) { return std::clamp((vectors + 31) / 32 * 32, 32, kMaxThreads); }
 
+__global__ void CopyFromHostKernel(const uint4* from, uint4* to, size_t vectors) {
+  const size_t stride = static_cast<size_t>(gridDim.x) * blockDim.x;
+  for (size_t i = static_cast<size_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < vectors;
+       i += stride) {
+    to[i] = from[i];
+  }
+}
+
+__device__ inline uint64_t Nanoseconds() {
+  uint64_t now;
+  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now)::"memory");
+  return now;
+}
+
+__global__ void BeginWaitKernel(uint64_t* since) { *since = Nanoseconds(); }
+
+__global__ void EndWaitKernel(const uint64_t* since, uint64_t* total) {
+  const uint64_t now = Nanoseconds();
+  if (now > *since) *total += now - *since;
+}
+
 __global__ void EmbedKernel(EmbedArgs args) {
   AwaitPrevious();
   const int row = blockIdx.x;
@@ -246,14 +267,34 @@ cudaError_t Fill(Number* output, int64_t count, float middle, float spread, uint
 
 void SetLaunchOverlap(bool overlap) { launch_overlap = overlap; }
 
+cudaError_t CopyFromHost(const void* from, void* to, size_t bytes, cudaStream_t stream) {
+  constexpr size_t kThreads = 256;
+  constexpr size_t kMaxBlocks = 16;
+  const size_t vectors = (bytes + sizeof(uint4) - 1) / sizeof(uint4);
+  const size_t blocks = std::clamp<size_t>((vectors + kThreads - 1) / kThreads, 1, kMaxBlocks);
+  CopyFromHostKernel<<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(
+      static_cast<const uint4*>(from), static_cast<uint4*>(to), vectors);
+  return cudaGetLastError();
+}
+
+cudaError_t BeginWait(uint64_t* since, cudaStream_t stream) {
+  BeginWaitKernel<<<1, 1, 0, stream>>>(since);
+  return cudaGetLastError();
+}
+
+cudaError_t EndWait(const uint64_t* since, uint64_t* total, cudaStream_t stream) {
+  EndWaitKernel<<<1, 1, 0, stream>>>(since, total);
+  return cudaGetLastError();
+}
+
 cudaError_t Embed(const EmbedArgs& args, cudaStream_t stream) {
   return LaunchOverlapped(EmbedKernel, args.rows, ThreadsFor(args.hidden / kVector / 2), 0, stream,
                           args);
 }
 
 cudaError_t RmsNorm(const RmsNormArgs& args, cudaStream_t stream) {
-  return LaunchOverlapped(RmsNormKernel, args.rows, ThreadsFor(args.size / kVector), 0, stream,
-                          args);
+  const int threads = args.threads > 0 ? args.threads : ThreadsFor(args.size / kVector);
+  return LaunchOverlapped(RmsNormKernel, args.rows, threads, 0, stream, args);
 }
 
 cudaError_t RopeAppend(const RopeAppendArgs& args, cudaStream_t stream) {

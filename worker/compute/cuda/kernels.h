@@ -8,6 +8,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <cstddef>
 #include <cstdint>
 
 namespace palimpsest::cuda {
@@ -15,6 +16,15 @@ namespace palimpsest::cuda {
 // Whether kernels of this library may start while the ones before them drain, which is the default;
 // tools that serialise kernels may want it off. Of the whole process, before any launch.
 void SetLaunchOverlap(bool overlap);
+
+// Copies from pinned host memory, in whole vectors of 16 bytes, without a copy engine: one would
+// finish what it copies for other streams first.
+cudaError_t CopyFromHost(const void* from, void* to, size_t bytes, cudaStream_t stream);
+
+// Around what a stream waits for: adds the nanoseconds between the end of all work before BeginWait
+// and the start of EndWait to *total. Neither overlaps anything.
+cudaError_t BeginWait(uint64_t* since, cudaStream_t stream);
+cudaError_t EndWait(const uint64_t* since, uint64_t* total, cudaStream_t stream);
 
 struct EmbedArgs {
   const int32_t* tokens = nullptr;  // [rows]; -1 - i: the token in sampled[i]
@@ -39,6 +49,8 @@ struct RmsNormArgs {
   void* output = nullptr;                // [rows, size]
   int32_t rows = 0;
   int32_t size = 0;  // at most 32,768
+  // That sum up a row, which matters to its last bits; 0: chosen by the size.
+  int32_t threads = 0;
   float epsilon = 0;
 };
 cudaError_t RmsNorm(const RmsNormArgs& args, cudaStream_t stream);

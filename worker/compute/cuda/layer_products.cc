@@ -116,7 +116,8 @@ absl::Status LayerProducts::MakeProducts(cudaStream_t stream) {
 }
 
 absl::Status LayerProducts::NormalizeRows(const Norm& norm, size_t input, const int32_t* indexes,
-                                          int32_t count, size_t output, cudaStream_t stream) {
+                                          int32_t count, size_t output, cudaStream_t stream,
+                                          int32_t threads) {
   const ModelConfig& config = context_.config;
   if (plain_norms()) {
     RmsNormArgs args;
@@ -126,6 +127,7 @@ absl::Status LayerProducts::NormalizeRows(const Norm& norm, size_t input, const 
     args.output = context_.At<void>(output);
     args.rows = count;
     args.size = config.hidden_size;
+    args.threads = threads;
     args.epsilon = config.rms_norm_eps;
     return CudaStatus(RmsNorm(args, stream), "RMS norm");
   }
@@ -230,8 +232,16 @@ absl::Status LayerProducts::QueriesOfLatent(const LayerPlacement& at, int32_t ro
 
 absl::Status LayerProducts::NormalizeNext(const Norm& norm, size_t input, int32_t rows,
                                           cudaStream_t stream) {
-  if (std::exchange(normalized_, std::nullopt) == norm.weight.offset) return absl::OkStatus();
-  return NormalizeRows(norm, input, nullptr, rows, context_.places.normalized, stream);
+  // Without ranks nothing is ever set, nor written here, where two threads may be.
+  if (normalized_.has_value() && std::exchange(normalized_, std::nullopt) == norm.weight.offset) {
+    return absl::OkStatus();
+  }
+  int32_t threads = 0;
+  if (norm_left_) {
+    norm_left_ = false;
+    threads = kSummedNormThreads;
+  }
+  return NormalizeRows(norm, input, nullptr, rows, context_.places.normalized, stream, threads);
 }
 
 absl::Status LayerProducts::MultiplyAndAdd(Gemm& product, const BranchEnd& end, size_t input,
@@ -306,7 +316,7 @@ absl::Status LayerProducts::Activate(int32_t rows, cudaStream_t stream) {
   return CudaStatus(SiluMultiply(input, output, rows, size, stream), "SiLU");
 }
 
-absl::Status LayerProducts::Mlp(const LayerPlacement& at, const LayerPlacement* next,
+absl::Status LayerProducts::Mlp(const LayerPlacement& at, const NextLayer* next,
                                 const ActivationRows& rows, cudaStream_t stream) {
   const ForwardPlaces& places = context_.places;
   const Norm norm = {at.mlp_norm, at.mlp_norm_bias};
@@ -323,8 +333,9 @@ absl::Status LayerProducts::Mlp(const LayerPlacement& at, const LayerPlacement* 
     if (status.ok()) status = Activate(rows.count, stream);
   }
   if (!status.ok()) return status;
-  const LayerPlacement& following = next != nullptr ? *next : at;
-  const Norm next_norm = {following.attention_norm, following.attention_norm_bias};
+  const LayerPlacement& following = next != nullptr ? *next->at : at;
+  const Norm next_norm = {following.attention_norm, following.attention_norm_bias,
+                          next != nullptr && next->readable};
   return MultiplyToResidual(
       *down_, {at.down, at.down_bias, at.post_mlp_norm, next != nullptr ? &next_norm : nullptr},
       places.activated, rows, stream);
@@ -365,6 +376,10 @@ absl::Status LayerProducts::AddRanks(size_t place, int32_t rows, const Norm* nex
   const int32_t size = context_.config.hidden_size;
   if (next == nullptr || rows <= context_.options.max_fused_rows || !plain_norms() ||
       !collective->JoinsNorm(rows, size)) {
+    return collective->AllReduce(data, int64_t{rows} * size, stream);
+  }
+  if (!next->readable) {
+    norm_left_ = true;
     return collective->AllReduce(data, int64_t{rows} * size, stream);
   }
   SummedNorm norm;

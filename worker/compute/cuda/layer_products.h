@@ -2,7 +2,7 @@
 // residual stream. A step of few rows takes the fused products of skinny_gemm.h, any other cuBLASLt
 // with small kernels between.
 //
-// Functions only enqueue; they may be captured into a graph. Threads: one engine thread.
+// Functions only enqueue; they may be captured into a graph. Threads: as Forward.
 #ifndef PALIMPSEST_WORKER_COMPUTE_CUDA_LAYER_PRODUCTS_H_
 #define PALIMPSEST_WORKER_COMPUTE_CUDA_LAYER_PRODUCTS_H_
 
@@ -36,9 +36,13 @@ class LayerProducts {
   absl::Status Qkv(const LayerPlacement& at, int32_t rows, cudaStream_t stream);
   // Adds the attention's output to the residual stream.
   absl::Status Output(const LayerPlacement& at, const ActivationRows& rows, cudaStream_t stream);
-  // Adds the MLP's output to the residual stream. `next`: the layer whose Qkv comes next, if its
-  // parameters may be read already; else null.
-  absl::Status Mlp(const LayerPlacement& at, const LayerPlacement* next, const ActivationRows& rows,
+  // The layer whose Qkv comes next.
+  struct NextLayer {
+    const LayerPlacement* at;
+    bool readable;  // whether its parameters may be read already
+  };
+  // Adds the MLP's output to the residual stream. `next` may be null.
+  absl::Status Mlp(const LayerPlacement& at, const NextLayer* next, const ActivationRows& rows,
                    cudaStream_t stream);
   // Logits of `count` rows of the residual stream at offset `residual`: those that `indexes` names,
   // or the first if it is null.
@@ -52,6 +56,7 @@ class LayerProducts {
   struct Norm {
     const VectorPlacement& weight;
     const VectorPlacement& bias;
+    bool readable = true;
   };
   // The last product of a branch, with what comes behind it.
   struct BranchEnd {
@@ -67,7 +72,7 @@ class LayerProducts {
   absl::Status AddRanks(size_t place, int32_t rows, const Norm* next, cudaStream_t stream);
   absl::Status JoinLogits(int32_t count, cudaStream_t stream);
   absl::Status NormalizeRows(const Norm& norm, size_t input, const int32_t* indexes, int32_t count,
-                             size_t output, cudaStream_t stream);
+                             size_t output, cudaStream_t stream, int32_t threads = 0);
   // All rows of the residual stream at `input`, into `normalized`; AddRanks may have done it.
   absl::Status NormalizeNext(const Norm& norm, size_t input, int32_t rows, cudaStream_t stream);
   absl::Status Multiply(Gemm& product, const MatrixPlacement& weights, const VectorPlacement& bias,
@@ -112,6 +117,8 @@ class LayerProducts {
   std::unique_ptr<Gemm> qkv_, q_up_, o_, gate_up_, down_, head_;
   // Weight of the norm that `normalized` holds already.
   std::optional<Bytes> normalized_;
+  // The next norm is one that could not be taken with a sum over ranks, and has the same bits.
+  bool norm_left_ = false;
 };
 
 }  // namespace palimpsest::cuda

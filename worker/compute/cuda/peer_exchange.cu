@@ -6,7 +6,7 @@
 namespace palimpsest::cuda {
 namespace {
 
-constexpr int kThreads = 256;
+constexpr int kThreads = kSummedNormThreads;
 constexpr int kMaxBlocks = 256;
 // Of each thread; with more than two ranks fewer, so that an inbox does not grow.
 constexpr int kMaxVectors = 8;
@@ -249,7 +249,8 @@ cudaError_t PeerAllReduce(const PeerExchange& exchange, void* data, size_t bytes
 }
 
 bool TakesNorm(int ranks, int32_t rows, int32_t size) {
-  return rows <= kMaxBlocks && size % 8 == 0 && size / 8 <= VectorsPerThread(ranks) * kThreads;
+  const int vectors = std::min(VectorsPerThread(ranks), kSummedNormVectors);
+  return rows <= kMaxBlocks && size % 8 == 0 && size / 8 <= vectors * kThreads;
 }
 
 cudaError_t PeerAllReduceNorm(const PeerExchange& exchange, void* data, const SummedNorm& norm,

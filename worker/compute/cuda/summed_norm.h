@@ -6,6 +6,10 @@
 
 namespace palimpsest::cuda {
 
+// Each sums up every so many vectors of 8 numbers of a row, at most 4 of them.
+inline constexpr int kSummedNormThreads = 256;
+inline constexpr int kSummedNormVectors = 4;
+
 // output = x / sqrt(mean(x^2) + epsilon) * weight, row by row; bfloat16.
 struct SummedNorm {
   const void* weight = nullptr;  // [size]

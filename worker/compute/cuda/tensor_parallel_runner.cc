@@ -64,18 +64,26 @@ absl::Status TensorParallelRunner::FirstError(const std::vector<absl::Status>& s
   return absl::OkStatus();
 }
 
-absl::Status TensorParallelRunner::Submit(const StepPlan& plan) {
+absl::Status TensorParallelRunner::OnAll(absl::FunctionRef<absl::Status(ModelRunner& runner)> call,
+                                         absl::string_view what) {
   std::vector<absl::Status> statuses(runners_.size());
-  team_.Run([&](int rank) { statuses[rank] = runners_[rank]->Submit(plan); });
+  team_.Run([&](int rank) { statuses[rank] = call(*runners_[rank]); });
   const auto failed = std::count_if(statuses.begin(), statuses.end(),
                                     [](const absl::Status& status) { return !status.ok(); });
   if (failed == 0) return absl::OkStatus();
-  // All take the same plans, so all refuse the same ones.
   if (failed == ranks()) return statuses.front();
   const absl::Status error = absl::InternalError(
-      absl::StrCat("the ranks do not agree on a step plan: ", FirstError(statuses).message()));
+      absl::StrCat("the ranks do not agree on ", what, ": ", FirstError(statuses).message()));
   group_->rank(0).Abort(error);
   return error;
+}
+
+absl::Status TensorParallelRunner::Submit(const StepPlan& plan) {
+  return OnAll([&](ModelRunner& runner) { return runner.Submit(plan); }, "a step plan");
+}
+
+absl::Status TensorParallelRunner::SetRotation(const Rotation& rotation) {
+  return OnAll([&](ModelRunner& runner) { return runner.SetRotation(rotation); }, "a rotation");
 }
 
 absl::StatusOr<StepResult> TensorParallelRunner::Wait() {

@@ -16,6 +16,7 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "worker/compute/cuda/collective.h"
 #include "worker/compute/cuda/lockstep_gate.h"
 #include "worker/compute/cuda/rank_meeting.h"
@@ -45,6 +46,8 @@ class TensorParallelRunner final : public ModelRunner {
   int pipeline_depth() const override { return runners_.front()->pipeline_depth(); }
   absl::Status Submit(const StepPlan& plan) override;
   absl::StatusOr<StepResult> Wait() override;
+  // On all ranks or, if all refuse it, on none.
+  absl::Status SetRotation(const Rotation& rotation) override;
 
   int ranks() const { return team_.ranks(); }
 
@@ -53,6 +56,10 @@ class TensorParallelRunner final : public ModelRunner {
                        ParameterGate* gate);
 
   absl::Status MakeRunners(MakeRank make);
+  // Calls every rank's runner, on its thread. OK, or the error if all failed, as they do alike; if
+  // only some did, no rank goes on.
+  absl::Status OnAll(absl::FunctionRef<absl::Status(ModelRunner& runner)> call,
+                     absl::string_view what);
   // What ended all ranks, or else the first error of one.
   absl::Status FirstError(const std::vector<absl::Status>& statuses) const;
 

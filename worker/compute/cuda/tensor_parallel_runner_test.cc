@@ -83,6 +83,7 @@ struct Faults {
     return absl::OkStatus();
   };
   std::function<absl::Status(int rank, int step)> gpu = [](int, int) { return absl::OkStatus(); };
+  std::function<absl::Status(int rank)> rotate = [](int) { return absl::OkStatus(); };
   std::function<TokenId(int rank, int step)> token = [](int, int step) { return step; };
 };
 
@@ -130,6 +131,10 @@ class FakeRankRunner : public ModelRunner {
     for (auto& sampled : result.sampled)
       sampled.emplace().token = faults_->token(rank, flight.step);
     return result;
+  }
+
+  absl::Status SetRotation(const Rotation&) override {
+    return faults_->rotate(collective_->rank());
   }
 
  private:
@@ -285,6 +290,21 @@ TEST_F(TensorParallelRunnerTest, DamagedParametersFailTheStep) {
   gate_.passed = absl::DataLossError("checksum");
   ASSERT_TRUE(Submit().ok());
   EXPECT_EQ(runner_->Wait().status(), gate_.passed);
+}
+
+TEST_F(TensorParallelRunnerTest, LayersRotateOnAllRanksOrTheRunnerEnds) {
+  const absl::Status refusal = absl::FailedPreconditionError("no image");
+  ASSERT_TRUE(Make().ok());
+  const Rotation rotation{.stages = {1, 2}, .slots = 1};
+  EXPECT_TRUE(runner_->SetRotation(rotation).ok());
+  faults_.rotate = [&](int) { return refusal; };
+  EXPECT_EQ(runner_->SetRotation(rotation), refusal);
+  ASSERT_TRUE(Submit().ok());
+  EXPECT_EQ(WaitForToken(), 1);
+  faults_.rotate = [&](int rank) { return rank == 1 ? refusal : absl::OkStatus(); };
+  EXPECT_EQ(runner_->SetRotation(rotation).code(), absl::StatusCode::kInternal);
+  ASSERT_TRUE(Submit().ok());
+  EXPECT_EQ(runner_->Wait().status().code(), absl::StatusCode::kInternal);
 }
 
 TEST_F(TensorParallelRunnerTest, StepsInFlightEndBeforeTheRunnerDoes) {

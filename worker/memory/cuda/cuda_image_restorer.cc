@@ -55,6 +55,16 @@ void* CudaImageRestorer::StageEvent(int stage, int rank) {
   return ranks_[static_cast<size_t>(rank)]->stage_event(stage);
 }
 
+std::vector<ImagePiece> CudaImageRestorer::Pieces(int rank) const {
+  const Bytes part = shape_.bytes() / shape_.ranks;
+  std::vector<ImagePiece> pieces;
+  for (const absl::Span<const std::byte> piece : registration_->Cut(
+           static_cast<size_t>((part * rank).count()), static_cast<size_t>(part.count()))) {
+    pieces.push_back({piece.data(), Bytes(static_cast<int64_t>(piece.size()))});
+  }
+  return pieces;
+}
+
 absl::Status CudaImageRestorer::Queue(absl::Span<std::byte* const> bases, RegionIndex slab,
                                       size_t slot) {
   const Bytes part = shape_.bytes() / shape_.ranks;

@@ -37,9 +37,7 @@ class CudaImageRestorer : public ImageRestorer {
   absl::Status Restore(absl::Span<std::byte* const> bases, absl::Span<const RegionIndex> slabs,
                        const Progress& progress) override;
   void* StageEvent(int stage, int rank) override;
-  const std::byte* bytes(int rank) const override {
-    return mapping_.data() + (shape_.bytes() / shape_.ranks * rank).count();
-  }
+  std::vector<ImagePiece> Pieces(int rank) const override;
   const UniqueFd& image() const override { return image_; }
 
  private:

@@ -61,6 +61,16 @@ absl::Span<std::byte> ImageRegistration::Piece(size_t piece) const {
   return image_.subspan(piece * piece_bytes_, piece_bytes_);
 }
 
+std::vector<absl::Span<const std::byte>> ImageRegistration::Cut(size_t offset, size_t size) const {
+  std::vector<absl::Span<const std::byte>> cut;
+  for (const size_t end = offset + size; offset < end; offset += cut.back().size()) {
+    const size_t next = (offset / piece_bytes_ + 1) * piece_bytes_;
+    cut.push_back(
+        absl::Span<const std::byte>(image_).subspan(offset, std::min(next, end) - offset));
+  }
+  return cut;
+}
+
 absl::Status ImageRegistration::Await(size_t offset) {
   const size_t piece = offset / piece_bytes_;
   MutexLock lock(&mu_);

@@ -81,6 +81,23 @@ TEST_F(ImageRegistrationTest, PartsBeginSideBySide) {
   }
 }
 
+TEST_F(ImageRegistrationTest, CutsCoverTheirBytesAndEndWherePiecesDo) {
+  const ImageRegistration registration(context_, image(), kPiece, 1);
+  for (const size_t offset : {size_t{0}, size_t{1}, kPiece - 1, kPiece, kPiece + 7}) {
+    for (const size_t size : {size_t{0}, size_t{1}, kPiece, 2 * kPiece, kSize - offset}) {
+      if (offset + size > kSize) continue;
+      size_t at = offset;
+      for (const absl::Span<const std::byte> piece : registration.Cut(offset, size)) {
+        EXPECT_EQ(piece.data(), mapping_.data() + at);
+        ASSERT_GT(piece.size(), 0u);
+        EXPECT_EQ(at / kPiece, (at + piece.size() - 1) / kPiece);
+        at += piece.size();
+      }
+      EXPECT_EQ(at, offset + size);
+    }
+  }
+}
+
 TEST_F(ImageRegistrationTest, EndingEarlyLeavesNothingRegistered) {
   for (int i = 0; i < 50; ++i) {
     { ImageRegistration registration(context_, image(), kPiece, 2); }
