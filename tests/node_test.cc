@@ -16,6 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/fd.h"
 #include "common/file.h"
+#include "tests/node_stories.h"
 
 namespace palimpsest {
 namespace {
@@ -50,43 +51,6 @@ INSTANTIATE_TEST_SUITE_P(Backends, NodeTest,
                          ::testing::Values(NodeBackend::kHost, NodeBackend::kCuda,
                                            NodeBackend::kTwoGpus),
                          [](const auto& info) { return NodeBackendName(info.param); });
-
-Node::Request Story(const std::string& tenant, int number, int max_tokens) {
-  return {.tenant = tenant,
-          .text = absl::StrCat("Story ", number, " of ", tenant, ": once upon a time"),
-          .max_tokens = max_tokens};
-}
-
-std::vector<Generation> OneByOne(Node& node, const std::vector<Node::Request>& requests) {
-  std::vector<Generation> results;
-  for (const Node::Request& request : requests) results.push_back(node.Generate(request));
-  return results;
-}
-
-std::vector<Generation> AllAtOnce(Node& node, const std::vector<Node::Request>& requests) {
-  std::vector<std::future<Generation>> running;
-  for (const Node::Request& request : requests) running.push_back(node.GenerateAsync(request));
-  std::vector<Generation> results;
-  for (std::future<Generation>& result : running) results.push_back(result.get());
-  return results;
-}
-
-void ExpectSameTokens(const Node& node, const std::vector<Node::Request>& requests,
-                      const std::vector<Generation>& expected, const std::vector<Generation>& got) {
-  ASSERT_EQ(expected.size(), got.size());
-  for (size_t i = 0; i < expected.size(); ++i) {
-    EXPECT_TRUE(got[i].status.ok()) << got[i].status;
-    EXPECT_TRUE(
-        SameTokens(node.backend(), expected[i], got[i], /*greedy=*/requests[i].temperature == 0))
-        << "request " << i;
-  }
-}
-
-std::vector<Node::Request> Pressure(int count, int max_tokens) {
-  std::vector<Node::Request> requests;
-  for (int i = 0; i < count; ++i) requests.push_back(Story("beta", i, max_tokens));
-  return requests;
-}
 
 void Stop(Node& node, const std::string& tenant) {
   ASSERT_TRUE(node.worker(tenant)->handle().Signal(SIGSTOP).ok());
