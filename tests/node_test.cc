@@ -60,7 +60,7 @@ void Stop(Node& node, const std::string& tenant) {
 // stands still.
 std::vector<Generation> CalmAnswersThenStopIdleAlpha(Node& node,
                                                      const std::vector<Node::Request>& requests) {
-  std::vector<Generation> calm = OneByOne(node, requests);
+  std::vector<Generation> calm = Calm(node, requests);
   EXPECT_TRUE(node.Generate(Story("alpha", 0, 4)).status.ok());
   node.Await("an idle alpha", [&] { return !node.Tenant("alpha").load().active(); });
   Stop(node, "alpha");
@@ -73,8 +73,8 @@ TEST_P(NodeTest, ParametersGiveWayToKvAndComeBackWithoutChangingATokenOfEither) 
   const std::vector<Node::Request> alpha_requests = {Story("alpha", 0, 200),
                                                      Story("alpha", 1, 200)};
   const std::vector<Node::Request> beta_requests = Pressure(16, 900);
-  const std::vector<Generation> alpha_calm = OneByOne(node, alpha_requests);
-  const std::vector<Generation> beta_calm = OneByOne(node, beta_requests);
+  const std::vector<Generation> alpha_calm = Calm(node, alpha_requests);
+  const std::vector<Generation> beta_calm = Calm(node, beta_requests);
   ASSERT_TRUE(alpha_calm[0].status.ok()) << alpha_calm[0].status;
   ASSERT_EQ(alpha_calm[0].tokens.size(), 200);
   node.Await("a complete alpha",
@@ -108,7 +108,7 @@ TEST_P(NodeTest, BothTenantsUnderPressureAtOnceKeepTheirTokens) {
     requests.back().temperature = 0.8f;
     requests.back().seed = 7 + i;
   }
-  const std::vector<Generation> calm = OneByOne(node, requests);
+  const std::vector<Generation> calm = Calm(node, requests);
   ExpectSameTokens(node, requests, calm, AllAtOnce(node, requests));
   EXPECT_TRUE(node.StopAll().ok());
 }
@@ -178,8 +178,8 @@ TEST(KvInEightBitsTest, TenantsOfOneImageWithOtherKvKeepTheirTokens) {
 TEST_P(NodeTest, WorkerKilledInMidStreamReturnsItsSlabsAndLeavesTheOtherTenantAlone) {
   Node node(TwoTenants());
   node.Start();
-  const Generation alpha_calm = node.Generate(Story("alpha", 0, 1500));
-  const Generation beta_calm = node.Generate(Story("beta", 0, 100));
+  const Generation alpha_calm = Calm(node, {Story("alpha", 0, 1500)})[0];
+  const Generation beta_calm = Calm(node, {Story("beta", 0, 100)})[0];
   ASSERT_TRUE(alpha_calm.status.ok()) << alpha_calm.status;
 
   auto alpha = node.GenerateAsync(Story("alpha", 0, 1500));
@@ -208,7 +208,7 @@ TEST_P(NodeTest, BrokerKilledWhileBothStreamCostsNeitherARequestNorASlab) {
   Node node(TwoTenants());
   node.Start();
   const std::vector<Node::Request> requests = {Story("alpha", 0, 1800), Story("beta", 0, 1800)};
-  const std::vector<Generation> calm = OneByOne(node, requests);
+  const std::vector<Generation> calm = Calm(node, requests);
 
   std::atomic<int> streaming = 0;
   std::vector<std::future<Generation>> running;
@@ -265,7 +265,7 @@ TEST_P(NodeTest, WorkerThatHangsInMidStreamLosesItsMemoryToTheTenantThatNeedsIt)
   Node node(options);
   node.Start();
   const std::vector<Node::Request> requests = Pressure(16, 900);
-  const std::vector<Generation> calm = OneByOne(node, requests);
+  const std::vector<Generation> calm = Calm(node, requests);
   ASSERT_TRUE(node.Generate(Story("alpha", 0, 4)).status.ok());
 
   Node::Request doomed = Story("alpha", 1, 1900);
@@ -305,8 +305,8 @@ TEST_P(NodeTest, BrokerThatStandsStillIsNoticedAndPickedUpAgain) {
   node.Start();
   const std::vector<Node::Request> requests = {Story("alpha", 0, 1800), Story("beta", 0, 1800)};
   const std::vector<Node::Request> pressure_requests = Pressure(16, 900);
-  const std::vector<Generation> calm = OneByOne(node, requests);
-  const std::vector<Generation> pressure_calm = OneByOne(node, pressure_requests);
+  const std::vector<Generation> calm = Calm(node, requests);
+  const std::vector<Generation> pressure_calm = Calm(node, pressure_requests);
 
   std::atomic<int> streaming = 0;
   std::vector<std::future<Generation>> running;
@@ -382,7 +382,7 @@ TEST_P(NodeTest, TwoTenantsThatActivateAtOnceInAPoolThatFitsOneBothGetTheirTurn)
   Node node(options);
   node.Start();
   const std::vector<Node::Request> requests = {Story("alpha", 0, 50), Story("beta", 0, 50)};
-  const std::vector<Generation> calm = OneByOne(node, requests);
+  const std::vector<Generation> calm = Calm(node, requests);
   for (int round = 0; round < 3; ++round)
     ExpectSameTokens(node, requests, calm, AllAtOnce(node, requests));
   EXPECT_EQ(Node::SumOfStates(*node.BrokerStatus()), node.pool_slabs());
@@ -460,7 +460,7 @@ TEST_P(NodeTest, PinnedTenantKeepsItsParametersAndTheOtherOneStillFinishes) {
   Node node(options);
   node.Start();
   const std::vector<Node::Request> requests = Pressure(16, 900);
-  const std::vector<Generation> calm = OneByOne(node, requests);
+  const std::vector<Generation> calm = Calm(node, requests);
   std::atomic<bool> taken = false;
   auto pressure = std::async(std::launch::async, [&] { return AllAtOnce(node, requests); });
   node.Await(
