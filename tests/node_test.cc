@@ -305,7 +305,8 @@ TEST_P(NodeTest, BrokerThatStandsStillIsNoticedAndPickedUpAgain) {
   node.Start();
   const std::vector<Node::Request> requests = {Story("alpha", 0, 1800), Story("beta", 0, 1800)};
   const std::vector<Node::Request> pressure_requests = Pressure(16, 900);
-  const std::vector<Generation> calm = Calm(node, requests);
+  // On this node, which then holds all KV that they need while nobody can grant any.
+  const std::vector<Generation> calm = OneByOne(node, requests);
   const std::vector<Generation> pressure_calm = Calm(node, pressure_requests);
 
   std::atomic<int> streaming = 0;
