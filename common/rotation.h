@@ -30,9 +30,10 @@ struct Rotation {
 };
 
 // freed + slots of the layers first_stage .. first_stage + layers - 1, spread evenly: gaps between
-// neighbours, the one around the end included, differ by at most 1. The first one is not the first
-// layer unless every layer rotates, so that a step has computed something when it needs it. None if
-// freed is 0. Requires freed >= 0, slots of 1 or 2 and freed + slots <= layers.
+// neighbours, the one around the end included, differ by at most 1. Where gaps
+// are of two layers or more the first layer is not among them, so that a step has computed
+// something when it needs one. None if freed is 0. Requires freed >= 0, slots of 1 or 2 and freed +
+// slots <= layers.
 Rotation EvenRotation(int32_t first_stage, int32_t layers, int32_t freed, int32_t slots);
 
 // InvalidArgument unless the stages are ascending, within `stages`, more than the slots, and the
