@@ -29,15 +29,20 @@ class NodeRotationTest : public ::testing::TestWithParam<NodeBackend> {
     options.policy = {"rotation: {enabled: true}", "reversion_delay: 200ms"};
     node_ = std::make_unique<Node>(options);
     node_->Start();
-    for (int i = 0; i < 6; ++i) requests_.push_back(Story("alpha", i, 500));
+    for (int i = 0; i < 6; ++i) requests_.push_back(Story("alpha", i, 1200));
     for (const Node::Request& request : Pressure(12, 600)) requests_.push_back(request);
     calm_ = OneByOne(*node_, requests_);
   }
 
-  // Sends all requests, and waits until layers of whichever tenant rotate.
+  // Sends alpha's requests, then, as soon as the broker knows that alpha runs, those of beta, and
+  // waits until layers of whichever tenant rotate.
   void Begin() {
+    node_->AwaitReady();
     running_.clear();
     for (const Node::Request& request : requests_) {
+      if (request.tenant == "beta" && requests_[running_.size() - 1].tenant == "alpha") {
+        node_->Await("an active alpha", [&] { return node_->Tenant("alpha").load().active(); });
+      }
       running_.push_back(node_->GenerateAsync(request));
     }
     node_->Await("layers that rotate", [&] { return Freed() > 0; });

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Checks of a whole node on a GPU. Each finding is one JSON object a line, as in check_report.h.
 
-The tests of a node (tests/node_test.cc, tests/chaos_test.cc) with their CUDA back-end, one finding a
+The tests of a node (tests/node_test.cc, node_rotation_test.cc, chaos_test.cc) with their CUDA back-end, one finding a
 test, and with models shared between two GPUs where there are two; then what only a GPU can show: how long
 a worker takes to start and a stream for a token, with SmolLM2's shape through the whole engine (palctl
 bench engine), and that no memory of the GPU is left taken when all processes have ended.
@@ -17,7 +17,7 @@ import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 # In a bundle all programs are in bin/.
-BUILT = {"node_test": "tests", "chaos_test": "tests", "palctl": "tools/palctl"}
+BUILT = {"node_test": "tests", "node_rotation_test": "tests", "chaos_test": "tests", "palctl": "tools/palctl"}
 TESTS_TIMEOUT_S = 240
 BENCH_TIMEOUT_S = 90
 # The driver's own, which comes and goes.
@@ -104,7 +104,7 @@ def main():
     before = gpu_mebibytes()
     with tempfile.TemporaryDirectory(prefix="palimpsest-") as folder:
         scratch = pathlib.Path(folder)
-        for name in ("node_test", "chaos_test"):
+        for name in ("node_test", "node_rotation_test", "chaos_test"):
             run_tests(name, "Cuda", scratch)
             if before is not None and len(before) > 1:
                 run_tests(name, "TwoGpus", scratch)
