@@ -19,7 +19,7 @@ class StepDurationsTest : public ::testing::Test {
   void End(absl::Duration later, StepTimes times = {}) { times_.Ended(times, now_ += later); }
 
   const std::vector<TokenId> tokens_ = std::vector<TokenId>(8);
-  const SamplingRequest sampling_;
+  const SamplingRequest sampling_ = {};
   absl::Time now_ = absl::UnixEpoch();
   StepDurations times_;
 };
