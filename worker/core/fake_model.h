@@ -95,6 +95,8 @@ class FakeRunner : public ModelRunner {
 
   // Executes the flights up to this one, as far as that has not been done.
   void ExecuteUpTo(size_t index);
+  // Waits for every stage.
+  absl::Status PassGate();
   absl::StatusOr<StepResult> Execute(Flight& flight);
   absl::StatusOr<StepResult> Void(const Flight& flight);
 
