@@ -261,8 +261,11 @@ TEST_P(CudaSessionTest, ParametersLeaveForKvAndComeBack) {
   Connect("alpha", alpha);
   Connect("beta", beta);
   Activate(alpha);
-  alpha.client->SendReport({.active = false});
-  absl::SleepFor(absl::Milliseconds(20));
+  for (const bool active : {true, false}) {
+    alpha.client->SendReport({.active = active});
+    ASSERT_TRUE(Eventually(
+        [&] { return server_->broker().Status().tenants(0).load().active() == active; }));
+  }
   beta.client->SendReport({.active = true});
   constexpr int kMost = kPool - kWorkspace - TestNode::kImageSlabs;
   beta.client->SetKvTarget(kMost, kMost);
