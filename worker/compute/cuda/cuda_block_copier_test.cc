@@ -2,14 +2,12 @@
 #include "worker/compute/cuda/cuda_block_copier.h"
 
 #include <algorithm>
-#include <cstring>
 #include <numeric>
 #include <random>
 #include <vector>
 
-#include "common/cuda/testing/fake_driver.h"
-#include "common/cuda/virtual_memory.h"
 #include "gtest/gtest.h"
+#include "worker/compute/cuda/fake_gpu_blocks.h"
 
 namespace palimpsest {
 namespace {
@@ -24,49 +22,12 @@ const uint32_t kBlocks = static_cast<uint32_t>(kSlab * kSlabs / kBlock);
 class CudaBlockCopierTest : public ::testing::Test {
  protected:
   CudaBlockCopierTest() {
-    FakeCuda::Reset();
-    std::vector<CudaBlockCopier::Rank> ranks;
-    for (const int gpu : {1, 0}) {
-      ranks.push_back({*CudaContext::Open(FakeCudaDriver(), gpu), {}});
-      ranges_.push_back(*CudaAddressRange::Reserve(FakeCudaDriver(), gpu, kSlab * kSlabs));
-      for (int i = 0; i < kSlabs; ++i) {
-        slabs_.push_back(*CudaAllocation::Create(FakeCudaDriver(), gpu, kSlab));
-        EXPECT_TRUE(ranges_.back().Map(kSlab * i, kSlab, slabs_.back()).ok());
-      }
-      EXPECT_TRUE(ranges_.back().Open(Bytes(0), kSlab * kSlabs).ok());
-      ranks.back().memory.kv = reinterpret_cast<std::byte*>(ranges_.back().base());
-      ranks.back().memory.kv_block_bytes = kBlock;
-    }
-    copier_ = *CudaBlockCopier::Create(std::move(ranks));
-    for (uint32_t b = 0; b < kBlocks; ++b) Fill(b, static_cast<int>(b) + 1);
-  }
-  ~CudaBlockCopierTest() override {
-    for (const CudaAddressRange& range : ranges_) (void)range.Unmap(Bytes(0), kSlab * kSlabs);
+    for (uint32_t b = 0; b < kBlocks; ++b) gpus_.Fill(b, static_cast<int>(b) + 1);
   }
 
-  void Fill(uint32_t block, int byte) {
-    for (const CudaAddressRange& range : ranges_) {
-      std::memset(At(range, block), byte++, static_cast<size_t>(kBlock.count()));
-    }
-  }
-  bool Holds(uint32_t block, int byte) {
-    for (const CudaAddressRange& range : ranges_) {
-      const auto wanted = static_cast<std::byte>(byte++);
-      if (!std::all_of(At(range, block), At(range, block) + kBlock.count(),
-                       [wanted](std::byte b) { return b == wanted; })) {
-        return false;
-      }
-    }
-    return true;
-  }
-
-  static std::byte* At(const CudaAddressRange& range, uint32_t block) {
-    return reinterpret_cast<std::byte*>(range.base()) + (kBlock * block).count();
-  }
-
-  std::vector<CudaAddressRange> ranges_;
-  std::vector<CudaAllocation> slabs_;
-  std::unique_ptr<CudaBlockCopier> copier_;
+  FakeGpuBlocks gpus_{kSlab, kSlabs, kBlock};
+  std::unique_ptr<CudaBlockCopier> copier_ =
+      *CudaBlockCopier::Create(gpus_.Ranks<CudaBlockCopier::Rank>());
 };
 
 TEST_F(CudaBlockCopierTest, MovesWholeBlocksAndTouchesNoOther) {
@@ -76,14 +37,15 @@ TEST_F(CudaBlockCopierTest, MovesWholeBlocksAndTouchesNoOther) {
     std::iota(order.begin(), order.end(), 0);
     std::shuffle(order.begin(), order.end(), random);
     std::vector<int> expected(kBlocks);
-    for (uint32_t b = 0; b < kBlocks; ++b) Fill(b, expected[b] = static_cast<int>(random() % 256));
+    for (uint32_t b = 0; b < kBlocks; ++b)
+      gpus_.Fill(b, expected[b] = static_cast<int>(random() % 256));
     std::vector<BlockMove> moves;
     for (uint32_t i = 0; i + 1 < kBlocks && moves.size() < random() % 6; i += 2) {
       moves.push_back({.from = BlockId(order[i]), .to = BlockId(order[i + 1])});
       expected[order[i + 1]] = expected[order[i]];
     }
     copier_->Copy(moves);
-    for (uint32_t b = 0; b < kBlocks; ++b) EXPECT_TRUE(Holds(b, expected[b])) << b;
+    for (uint32_t b = 0; b < kBlocks; ++b) EXPECT_TRUE(gpus_.Holds(b, expected[b])) << b;
   }
 }
 

@@ -2,7 +2,6 @@
 #include "worker/compute/cuda/cuda_swap_copier.h"
 
 #include <algorithm>
-#include <cstring>
 #include <map>
 #include <numeric>
 #include <random>
@@ -10,8 +9,8 @@
 #include <vector>
 
 #include "common/cuda/testing/fake_driver.h"
-#include "common/cuda/virtual_memory.h"
 #include "gtest/gtest.h"
+#include "worker/compute/cuda/fake_gpu_blocks.h"
 
 namespace palimpsest {
 namespace {
@@ -29,47 +28,7 @@ const uint32_t kBlocks = static_cast<uint32_t>(kSlab * kSlabs / kBlock);
 // On two GPUs, whose blocks of a number differ.
 class CudaSwapCopierTest : public ::testing::Test {
  protected:
-  CudaSwapCopierTest() {
-    FakeCuda::Reset();
-    std::vector<CudaSwapCopier::Rank> ranks;
-    for (const int gpu : {1, 0}) {
-      ranks.push_back({*CudaContext::Open(FakeCudaDriver(), gpu), {}});
-      ranges_.push_back(*CudaAddressRange::Reserve(FakeCudaDriver(), gpu, kSlab * kSlabs));
-      for (int i = 0; i < kSlabs; ++i) {
-        slabs_.push_back(*CudaAllocation::Create(FakeCudaDriver(), gpu, kSlab));
-        EXPECT_TRUE(ranges_.back().Map(kSlab * i, kSlab, slabs_.back()).ok());
-      }
-      EXPECT_TRUE(ranges_.back().Open(Bytes(0), kSlab * kSlabs).ok());
-      ranks.back().memory.kv = reinterpret_cast<std::byte*>(ranges_.back().base());
-      ranks.back().memory.kv_block_bytes = kBlock;
-    }
-    contexts_ = {ranks[0].context, ranks[1].context};
-    copier_ = *CudaSwapCopier::Create(std::move(ranks), kSlots, kLayers);
-  }
-  ~CudaSwapCopierTest() override {
-    FakeCuda::Resume();
-    copier_.reset();
-    for (const CudaAddressRange& range : ranges_) (void)range.Unmap(Bytes(0), kSlab * kSlabs);
-  }
-
-  void Fill(uint32_t block, int byte) {
-    for (const CudaAddressRange& range : ranges_) {
-      std::memset(At(range, block), byte++, static_cast<size_t>(kBlock.count()));
-    }
-  }
-  bool Holds(uint32_t block, int byte) {
-    for (const CudaAddressRange& range : ranges_) {
-      const auto wanted = static_cast<std::byte>(byte++);
-      if (!std::all_of(At(range, block), At(range, block) + kBlock.count(),
-                       [wanted](std::byte b) { return b == wanted; })) {
-        return false;
-      }
-    }
-    return true;
-  }
-  static std::byte* At(const CudaAddressRange& range, uint32_t block) {
-    return reinterpret_cast<std::byte*>(range.base()) + (kBlock * block).count();
-  }
+  ~CudaSwapCopierTest() override { FakeCuda::Resume(); }
 
   static SwapTransfer Transfer(uint64_t id, Direction direction, std::vector<SwapMove> moves,
                                bool awaited = false) {
@@ -85,17 +44,17 @@ class CudaSwapCopierTest : public ::testing::Test {
     EXPECT_TRUE(ended[0].status.ok()) << ended[0].status;
   }
 
-  std::vector<CudaContextPtr> contexts_;
-  std::vector<CudaAddressRange> ranges_;
-  std::vector<CudaAllocation> slabs_;
-  std::unique_ptr<CudaSwapCopier> copier_;
+  FakeGpuBlocks gpus_{kSlab, kSlabs, kBlock};
+  std::unique_ptr<CudaSwapCopier> copier_ =
+      *CudaSwapCopier::Create(gpus_.Ranks<CudaSwapCopier::Rank>(), kSlots, kLayers);
 };
 
 TEST_F(CudaSwapCopierTest, BringsBackWhatItTookAndTouchesNothingElse) {
   std::mt19937 random(1);
   std::vector<int> blocks(kBlocks);
   std::map<uint32_t, int> slots;
-  for (uint32_t b = 0; b < kBlocks; ++b) Fill(b, blocks[b] = static_cast<int>(random() % 200));
+  for (uint32_t b = 0; b < kBlocks; ++b)
+    gpus_.Fill(b, blocks[b] = static_cast<int>(random() % 200));
   for (uint64_t id = 1; id < 40; ++id) {
     const bool out = random() % 2 == 0;
     // Neighbours now and then, so that some copies are of several blocks.
@@ -115,14 +74,14 @@ TEST_F(CudaSwapCopierTest, BringsBackWhatItTookAndTouchesNothingElse) {
       }
     }
     ASSERT_NO_FATAL_FAILURE(Finish(Transfer(id, out ? Direction::kOut : Direction::kIn, moves)));
-    for (uint32_t b = 0; b < kBlocks; ++b) ASSERT_TRUE(Holds(b, blocks[b])) << b;
+    for (uint32_t b = 0; b < kBlocks; ++b) ASSERT_TRUE(gpus_.Holds(b, blocks[b])) << b;
   }
 }
 
 TEST_F(CudaSwapCopierTest, StepsFollowBehindTheLayersThatTheyWaitFor) {
-  Fill(1, 7);
+  gpus_.Fill(1, 7);
   Finish(Transfer(1, Direction::kOut, {{BlockId(1), SwapSlot(0)}}));
-  Fill(2, 50);
+  gpus_.Fill(2, 50);
   FakeCuda::Pause();
   copier_->Start(Transfer(2, Direction::kIn, {{BlockId(2), SwapSlot(0)}}, /*awaited=*/true));
   std::vector<void*> events(2, nullptr);
@@ -137,7 +96,7 @@ TEST_F(CudaSwapCopierTest, StepsFollowBehindTheLayersThatTheyWaitFor) {
   for (void* event : events) {
     EXPECT_EQ(FakeCudaDriver().cuEventSynchronize(static_cast<CUevent>(event)), CUDA_SUCCESS);
   }
-  EXPECT_TRUE(Holds(2, 7));
+  EXPECT_TRUE(gpus_.Holds(2, 7));
   copier_->AwaitAll();
   EXPECT_EQ(copier_->TakeEnded().size(), 1u);
 }
