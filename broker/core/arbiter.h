@@ -107,7 +107,8 @@ struct ArbiterOptions {
   // Slabs that prefetch of one session may have under way at a time when they must be revoked.
   uint32_t kv_step_slabs = 16;
   // Parameters come back unasked after free slabs and KV above target * (1 + hysteresis) covered
-  // them for this long.
+  // them for this long; for parameters that are missing, not for layers that rotate, without cached
+  // blocks that are worth more than a reload.
   absl::Duration reversion_delay = absl::Seconds(2);
   double reversion_hysteresis = 0.25;
   // Which inactive tenants give parameters first, among those of one priority.

@@ -144,8 +144,9 @@ class Arbiter::Impl {
   void UseSpareSlabs(absl::Time now);
   // Brings layers back for which there is `supply` or surplus KV.
   void RevertLayers(uint32_t supply, absl::Time now);
-  // Whether the slabs are on their way; what they take of the supply is deducted.
-  bool RevertLayersOf(Session& session, uint32_t& supply, absl::Time now);
+  // Whether the slabs are there or on their way; what they take is deducted from `spare`, the
+  // supply beyond KvReserve, which is negative while that is not covered.
+  bool RevertLayersOf(Session& session, int64_t& spare, absl::Time now);
   // Frees own layers of a session whose KV is kept from growing by its quota alone.
   void RaiseKvLimit(Session& session, uint32_t slabs, uint32_t& supply, absl::Time now);
   void GrantSpare(Session& session, uint32_t count, absl::Time now);

@@ -344,6 +344,7 @@ uint32_t Arbiter::Impl::Revert(uint32_t supply, absl::Time now) {
     const uint32_t covered = std::min(supply, session->missing());
     const SupplyRequest request{.requester = session,
                                 .need = session->missing() - covered,
+                                .activation = true,
                                 .surplus_only = true,
                                 .hysteresis = options_.reversion_hysteresis};
     const SupplyPlan plan = PlanFor(request, now);

@@ -23,6 +23,11 @@ SupplyPlan WithLayerReversion(const Session& session, uint32_t slabs, const Rota
   return plan;
 }
 
+// How much of `need` is not there.
+uint32_t Lacking(uint32_t need, int64_t spare) {
+  return static_cast<uint32_t>(std::max<int64_t>(need - spare, 0));
+}
+
 }  // namespace
 
 void Arbiter::Impl::ForgetPlaces(Session& session) {
@@ -216,26 +221,28 @@ void Arbiter::Impl::RevertLayers(uint32_t supply, absl::Time now) {
   std::stable_sort(candidates.begin(), candidates.end(), [](const Session* a, const Session* b) {
     return a->config.priority > b->config.priority;
   });
-  supply -= std::min(supply, KvReserve());
+  int64_t spare = int64_t{supply} - KvReserve();
   for (Session* session : candidates) {
-    if (!RevertLayersOf(*session, supply, now)) session->rotation.reversion.Reset();
+    if (!RevertLayersOf(*session, spare, now)) session->rotation.reversion.Reset();
   }
 }
 
-bool Arbiter::Impl::RevertLayersOf(Session& session, uint32_t& supply, absl::Time now) {
+bool Arbiter::Impl::RevertLayersOf(Session& session, int64_t& spare, absl::Time now) {
   SessionRotation& rotation = session.rotation;
   const RotatableLayers& layers = rotation.layers;
   const int32_t freed = rotation.now.freed();
   const uint32_t all = static_cast<uint32_t>(freed) * layers.slabs;
-  const uint32_t covered = std::min(supply, all);
+  // Cached blocks go before layers are taken, whatever they save; so layers come back before them.
   SupplyRequest request{.requester = &session,
-                        .need = all - covered,
+                        .need = Lacking(all, spare),
                         .activation = true,
                         .surplus_only = true,
+                        .any_cached = true,
                         .hysteresis = options_.reversion_hysteresis};
   const uint32_t own = session.SurplusKv(options_.reversion_hysteresis);
-  const uint32_t there = std::min(
-      {covered + PlanFor(request, now).slabs, all, QuotaRoom(session) + session.kv_revoking + own});
+  const auto there = static_cast<uint32_t>(
+      std::clamp<int64_t>(spare + PlanFor(request, now).slabs, 0,
+                          std::min(all, QuotaRoom(session) + session.kv_revoking + own)));
   RotationInputs inputs = GrantedRotation(list_, session, Rules());
   const Reversion reversion =
       ChooseReversion(inputs.cost, RulesOf(options_.rotation), freed, rotation.now.slots, there);
@@ -248,8 +255,8 @@ bool Arbiter::Impl::RevertLayersOf(Session& session, uint32_t& supply, absl::Tim
   const int32_t less = inputs.choice.freed;
   if (less >= freed) return false;
   const uint32_t need = static_cast<uint32_t>(freed - less) * layers.slabs;
-  request.need = need - std::min(need, covered);
-  supply -= std::min(covered, need);
+  request.need = Lacking(need, spare);
+  spare -= need;
   if (!rotation.reversion.Observe(true, now, options_.reversion_delay)) {
     wake_ = std::min(wake_, rotation.reversion.Due(options_.reversion_delay));
     return true;
@@ -260,7 +267,7 @@ bool Arbiter::Impl::RevertLayersOf(Session& session, uint32_t& supply, absl::Tim
     if (more > 0) RevokeKv(session, more, MoveReason::kReversion, now);
     return true;
   }
-  if (UnclaimedFree() < need) {
+  if (request.need > 0 || UnclaimedFree() < need) {
     StartRevokes(PlanFor(request, now), MoveReason::kReversion, now);
     return true;
   }

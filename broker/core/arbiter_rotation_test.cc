@@ -147,6 +147,53 @@ TEST_F(ArbiterRotationTest, LayersComeBackWhenDemandFalls) {
   EXPECT_EQ(freed(0), 3);
 }
 
+TEST_F(ArbiterRotationTest, LayersComeBackBeforeBlocksAreKept) {
+  Start(Enabled(2 * kImage + 8), {Rotating("a"), Rotating("b")});
+  Bring(0, 4, true);
+  Bring(1, 4, true);
+  Want(0, 10);
+  node().Settle();
+  ASSERT_EQ(freed(0) + freed(1), 3);
+  // Nobody needs all that KV any more, but what it holds would save far more than the time of a
+  // copy. Demand would have taken it before any layer.
+  node().set_cached_slab(absl::Seconds(1));
+  Want(0, 2);
+  Want(1, 2);
+  node().Report(worker(0), true, 2, 8);
+  node().Report(worker(1), true, 2, 2);
+  for (int i = 0; i < 4; ++i) {
+    node().Advance(absl::Seconds(2));
+    node().Settle();
+  }
+  EXPECT_EQ(freed(0) + freed(1), 0);
+  EXPECT_EQ(parameters(0), kImage);
+  EXPECT_EQ(parameters(1), kImage);
+  // No more of it went than that.
+  EXPECT_EQ(kv(0) + kv(1), 8u);
+}
+
+TEST_F(ArbiterRotationTest, WhatKvMayAskForSoonIsNotBrokenIntoForLayers) {
+  Start(Enabled(2 * kImage + 10), {Rotating("a"), Rotating("b")});
+  Bring(0, 4, true);
+  Bring(1, 4, true);
+  Want(0, 12);
+  node().Settle();
+  ASSERT_EQ(freed(0) + freed(1), 3);
+  // Stretched by a quarter that is 13 slabs, one more than there are. So of what the other one has
+  // to spare three slabs bring one layer back, and the fourth would not bring another.
+  Want(0, 10);
+  node().Report(worker(0), true, 12, 0);
+  Want(1, 0);
+  node().Report(worker(1), true, 0, 4);
+  for (int i = 0; i < 4; ++i) {
+    node().Advance(absl::Seconds(2));
+    node().Settle();
+  }
+  EXPECT_EQ(freed(0) + freed(1), 2);
+  EXPECT_EQ(kv(0), 12u);
+  EXPECT_EQ(kv(1), 1u);
+}
+
 TEST_F(ArbiterRotationTest, LayersStayAwayIfReversionIsOff) {
   ArbiterOptions options = Enabled(kImage + 4);
   options.rotation.reversion = false;

@@ -169,7 +169,9 @@ Reversion ChooseReversion(const RotationCost& granted, const RotationRules& rule
   const int64_t paid = std::min<int64_t>(spare_slabs / granted.stage_slabs, freed);
   if (paid <= 0) return {};
   const auto wanted = static_cast<int32_t>(freed - paid);
-  const RotationChoice to = ChooseRotation(careful, rules.slots, wanted);
+  RotationChoice to = ChooseRotation(careful, rules.slots, wanted);
+  // What rotates now may not be allowed with headroom either.
+  if (to.freed < wanted) to = ChooseRotation(granted, rules.slots, wanted);
   if (to.freed < wanted || to.freed >= freed) return {};
   return {.reason = ReversionReason::kDemandFell, .to = to};
 }

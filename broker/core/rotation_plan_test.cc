@@ -188,6 +188,15 @@ TEST(ChooseReversionTest, EachRule) {
   }
 }
 
+TEST(ChooseReversionTest, GoesWithoutHeadroomWhereItHasNoneNow) {
+  // 1 ms at most for a copy with 10 to 14 freed in one slot, of which headroom leaves 0.9 ms.
+  const RotationCost cost = Tenant(0, 0.95).whole_link;
+  const RotationRules rules{.slots = SlotPreference::kOne, .headroom = 0.1};
+  const Reversion reversion = ChooseReversion(cost, rules, 12, 1, 4);
+  EXPECT_EQ(reversion.reason, ReversionReason::kDemandFell);
+  EXPECT_EQ(reversion.to.freed, 11);
+}
+
 TEST(ChooseReversionTest, UnknownNumbersTakeNothingAway) {
   RotationCost cost = Tenant(0, 1).whole_link;
   cost.step_seconds = 0;

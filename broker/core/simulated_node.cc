@@ -300,7 +300,9 @@ bool SimulatedNode::Complete(const SimulatedWorker& worker) const {
 }
 
 void SimulatedNode::NoteActivation(SimulatedWorker& worker) {
-  if (Complete(worker)) worker.activation_deadline.reset();
+  if (!Complete(worker)) return;
+  worker.activation_deadline.reset();
+  worker.was_complete = true;
 }
 
 absl::StatusOr<SessionId> SimulatedNode::Attach(uint32_t tenant) {
@@ -358,7 +360,8 @@ void SimulatedNode::Report(SimulatedWorker& worker, bool active, uint32_t used, 
                             .kv_slabs_used = used,
                             .kv_slabs_cached = idle,
                             .decode_step = absl::Milliseconds(20),
-                            .image_bytes_per_second = image_bytes_per_second_};
+                            .image_bytes_per_second = image_bytes_per_second_,
+                            .cached_slab = cached_slab_};
   worker.next_report = now_ + kReportPeriod;
   arbiter_->OnReport(worker.session, *worker.load, now_);
   Drain();
@@ -377,6 +380,7 @@ void SimulatedNode::RepeatReports() {
     if (!worker.connected || worker.hung || worker.next_report > now_) continue;
     worker.next_report = now_ + kReportPeriod;
     worker.load->image_bytes_per_second = image_bytes_per_second_;
+    worker.load->cached_slab = cached_slab_;
     arbiter_->OnReport(session, *worker.load, now_);
     Drain();
   }

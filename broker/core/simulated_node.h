@@ -48,6 +48,8 @@ struct SimulatedWorker {
   std::deque<SendSetRotation> rotations;  // received, not carried out
   // What its memory is mapped for.
   Rotation rotation;
+  // It had all of its parameters, rotating or not, once since it last attached or returned.
+  bool was_complete = false;
   // The last parameters mapped: when, and how long they may not be revoked.
   absl::Time irrevocable_until = absl::InfinitePast();
   std::optional<absl::Time> activation_deadline;
@@ -122,6 +124,8 @@ class SimulatedNode {
   // What workers say from their next Report on: at first nothing where layers cannot rotate, and
   // otherwise 50e9.
   void set_image_bytes_per_second(double rate) { image_bytes_per_second_ = rate; }
+  // And how much time each cached slab of theirs saves; at first none.
+  void set_cached_slab(absl::Duration saves) { cached_slab_ = saves; }
 
  private:
   struct Shadow {
@@ -162,6 +166,7 @@ class SimulatedNode {
   std::map<SlabId, std::pair<SessionId, HeldSlab>> journal_;
   std::deque<SlabId> to_clean_;
   double image_bytes_per_second_ = 0;  // not measured
+  absl::Duration cached_slab_;
   std::vector<TransferFinished> transfers_;
   std::vector<std::string> problems_;
   std::string log_;

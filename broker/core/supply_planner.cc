@@ -49,7 +49,10 @@ class Planner {
 
   SupplyPlan Run() {
     TakeSurplus(RemapRule::kSurplusKv);
-    if (request_.surplus_only) return std::move(plan_);
+    if (request_.surplus_only) {
+      if (request_.any_cached) TakeSurplus(RemapRule::kCachedKv);
+      return std::move(plan_);
+    }
     TakeParameters(
         RemapRule::kInactiveParameters, [this](const Session& s) { return InUse(s); },
         request_.need);

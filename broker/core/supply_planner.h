@@ -31,6 +31,8 @@ struct SupplyRequest {
   absl::Time spare_active_after = absl::InfiniteFuture();
   // Only surplus KV, with targets stretched by this.
   bool surplus_only = false;
+  // Of it, cached blocks too that are worth more than reloading parameters.
+  bool any_cached = false;
   double hysteresis = 0.0;
 };
 
