@@ -34,7 +34,7 @@
 #include "absl/status/statusor.h"
 #include "common/bytes.h"
 #include "worker/compute/cuda/attention.h"
-#include "worker/compute/cuda/collective.h"
+#include "worker/compute/cuda/cuda_runner_options.h"
 #include "worker/compute/cuda/decode_graphs.h"
 #include "worker/compute/cuda/forward.h"
 #include "worker/compute/cuda/gemm.h"
@@ -46,30 +46,6 @@
 #include "worker/model/model_config.h"
 
 namespace palimpsest::cuda {
-
-struct CudaRunnerOptions {
-  int device = 0;
-  int32_t block_tokens = 16;
-  // The largest step: tokens of all its chunks, and chunks.
-  int32_t max_step_tokens = 8192;
-  int32_t max_sequences = 256;
-  bool graphs = true;
-  // See SetLaunchOverlap in kernels.h.
-  bool overlap_launches = true;
-  // Where chosen GEMM algorithms are kept; empty: they are measured at every start.
-  std::string gemm_cache_file;
-  // Tokens that the decodes of a step attend to, in all, from which their attention runs on tensor
-  // cores: below, latency counts, and the other kernel has less of it.
-  int32_t tensor_core_tokens = 16384;
-  // One step in so many is timed on the GPU, for StepResult::times; 0: none.
-  int32_t timing_interval = 32;
-  // Whether decodes run in the kernel of fused_decode.h where it can.
-  bool fused_decode = true;
-  // Steps of up to this many rows use fused products, which Hopper has; up to 32.
-  int32_t max_fused_rows = 32;
-  // Of a rank of a tensor-parallel model, whose config is then RankConfig's; outlives the runner.
-  Collective* collective = nullptr;
-};
 
 // Counts since the start.
 struct CudaRunnerStats {
