@@ -55,7 +55,8 @@ absl::Status CudaSwapCopier::Open(Rank rank, int32_t slots) {
     return created.status();
   };
   absl::Status made = make(gpu.out, CudaStream::Create);
-  made.Update(make(gpu.in, CudaStream::Create));
+  for (CudaStream& stream : gpu.in) made.Update(make(stream, CudaStream::Create));
+  made.Update(make(gpu.beside, CudaEvent::Create));
   made.Update(make(gpu.left, CudaEvent::Create));
   gpu.layers.resize(static_cast<size_t>(layers_));
   for (CudaEvent& event : gpu.layers) made.Update(make(event, CudaEvent::Create));
@@ -126,20 +127,23 @@ absl::Status CudaSwapCopier::QueueStripe(const Gpu& gpu, int first, int last,
   copy.dstMemoryType = CU_MEMORYTYPE_DEVICE;
   copy.srcPitch = copy.dstPitch = static_cast<size_t>(memory.kv_block_bytes.count());
   copy.WidthInBytes = static_cast<size_t>((end - begin).count());
+  size_t next = 0;
   for (const Run& run : runs) {
+    const CUstream stream = gpu.in[next++ % gpu.in.size()].get();
     copy.srcHost = gpu.arena.get() + (Offset(memory, run.slot.value()) + begin).count();
     copy.dstDevice = DeviceAt(memory, run.block) + static_cast<CUdeviceptr>(begin.count());
     copy.Height = run.blocks;
-    const absl::Status status =
-        driver.Check(run.blocks > 1 ? driver.cuMemcpy2DAsync(&copy, gpu.in.get())
-                                    : driver.cuMemcpyHtoDAsync(copy.dstDevice, copy.srcHost,
-                                                               copy.WidthInBytes, gpu.in.get()),
-                     "copying KV blocks from host memory");
+    const absl::Status status = driver.Check(
+        run.blocks > 1
+            ? driver.cuMemcpy2DAsync(&copy, stream)
+            : driver.cuMemcpyHtoDAsync(copy.dstDevice, copy.srcHost, copy.WidthInBytes, stream),
+        "copying KV blocks from host memory");
     if (!status.ok()) return status;
   }
-  absl::Status status;
+  absl::Status status = gpu.beside.Record(gpu.in[1].get());
+  status.Update(gpu.beside.MakeWait(gpu.in[0].get()));
   for (int l = first; l < last; ++l) {
-    status.Update(gpu.layers[static_cast<size_t>(l)].Record(gpu.in.get()));
+    status.Update(gpu.layers[static_cast<size_t>(l)].Record(gpu.in[0].get()));
   }
   return status;
 }
@@ -158,7 +162,9 @@ absl::Status CudaSwapCopier::CopyIn(const SwapTransfer& transfer) {
   }
   for (const Gpu& gpu : gpus_) {
     status.Update(gpu.rank.context->MakeCurrent());
-    status.Update(status.ok() ? gpu.layers.back().Synchronize() : gpu.in.Synchronize());
+    if (status.ok()) status = gpu.layers.back().Synchronize();
+    if (status.ok()) continue;
+    for (const CudaStream& stream : gpu.in) status.Update(stream.Synchronize());
   }
   return status;
 }

@@ -6,6 +6,7 @@
 #ifndef PALIMPSEST_WORKER_COMPUTE_CUDA_CUDA_SWAP_COPIER_H_
 #define PALIMPSEST_WORKER_COMPUTE_CUDA_CUDA_SWAP_COPIER_H_
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -54,7 +55,9 @@ class CudaSwapCopier final : public ThreadedSwapCopier {
     Rank rank;
     std::unique_ptr<std::byte, FreePinned> arena;
     CudaStream out;
-    CudaStream in;
+    // Copies alternate between them: one begins while the other's last bytes are on their way.
+    std::array<CudaStream, 2> in;
+    CudaEvent beside;  // of in[1]'s part of a stripe
     CudaEvent left;
     std::vector<CudaEvent> layers;  // of the transfer that returns
   };
