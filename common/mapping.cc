@@ -51,9 +51,24 @@ void* ReserveAligned(size_t size, size_t alignment) {
 }  // namespace
 
 void CollapsePages(std::byte* data, Bytes size) {
-  for (Bytes at; at + kHugePage <= size; at += kHugePage) {
+  // A call waits until all cores have put aside the pages that they hold back: few, large ones.
+  const Bytes whole = kHugePage * (size / kHugePage);
+  if (::madvise(data, static_cast<size_t>(whole.count()), MADV_COLLAPSE) == 0) return;
+  // It ends at the first place that cannot be replaced.
+  for (Bytes at; at < whole; at += kHugePage) {
     (void)::madvise(data + at.count(), static_cast<size_t>(kHugePage.count()), MADV_COLLAPSE);
   }
+}
+
+absl::Status AllocatePages(std::byte* data, Bytes size) {
+  const Bytes page(::sysconf(_SC_PAGESIZE));
+  // A huge page takes the place of a page that is there.
+  for (Bytes at; at + kHugePage <= size; at += kHugePage) {
+    absl::Status status = Populate(data + at.count(), page, MapAccess::kReadWrite);
+    if (!status.ok()) return status;
+  }
+  CollapsePages(data, size);
+  return Populate(data, size, MapAccess::kReadWrite);
 }
 
 absl::StatusOr<Mapping> Mapping::Map(int fd, Bytes length, MapAccess access, MapPopulate populate) {

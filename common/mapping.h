@@ -25,6 +25,12 @@ inline constexpr Bytes kHugePage = MiB(2);
 // places are present at all; the content stays. `data` is aligned to kHugePage.
 void CollapsePages(std::byte* data, Bytes size);
 
+// Gives every page of a writable mapping of a memfd memory, zero bytes where there was none: huge
+// pages as far as the kernel has any, which several threads allocate (disjoint pieces, each of many
+// huge pages) as fast as memory is zeroed. `data` is aligned to kHugePage. ResourceExhausted if
+// there is not enough.
+absl::Status AllocatePages(std::byte* data, Bytes size);
+
 // A shared mapping of the first `length` bytes of a file, aligned to kHugePage if it holds one.
 class Mapping {
  public:

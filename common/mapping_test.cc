@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cstdint>
@@ -53,6 +54,41 @@ TEST(Mapping, CollapsingSealedMemoryKeepsItsBytes) {
     std::memcpy(&number, mapping->data() + at.count(), sizeof number);
     ASSERT_EQ(number, at.count());
   }
+}
+
+// Places of which nothing is there, something is, and all is.
+TEST(Mapping, AllocatedPagesAreAllThereAndKeepWhatWasWritten) {
+  const Bytes size = kHugePage * 3 + kPage;
+  const UniqueFd fd(::memfd_create("test", MFD_CLOEXEC));
+  ASSERT_EQ(::ftruncate(fd.get(), size.count()), 0);
+  const auto written = [](Bytes at) {
+    return at == kHugePage + kPage || (at >= kHugePage * 2 && at < kHugePage * 3);
+  };
+  for (Bytes at; at < size; at += kPage) {
+    const int64_t number = at.count();
+    if (!written(at)) continue;
+    ASSERT_EQ(::pwrite(fd.get(), &number, sizeof number, number), sizeof number);
+  }
+  const absl::StatusOr<Mapping> mapping = Mapping::Map(fd.get(), size, MapAccess::kReadWrite);
+  ASSERT_TRUE(mapping.ok()) << mapping.status();
+  ASSERT_TRUE(AllocatePages(mapping->data(), size).ok());
+  struct stat file;
+  ASSERT_EQ(::fstat(fd.get(), &file), 0);
+  EXPECT_EQ(file.st_blocks * 512, size.count());
+  for (Bytes at; at < size; at += kPage) {
+    int64_t number = 0;
+    std::memcpy(&number, mapping->data() + at.count(), sizeof number);
+    ASSERT_EQ(number, written(at) ? at.count() : 0) << at;
+  }
+}
+
+TEST(Mapping, AllocatingPagesPastTheEndOfTheFileIsAnError) {
+  const UniqueFd fd(::memfd_create("test", MFD_CLOEXEC));
+  ASSERT_EQ(::ftruncate(fd.get(), kHugePage.count()), 0);
+  const absl::StatusOr<Mapping> mapping =
+      Mapping::Map(fd.get(), kHugePage * 2, MapAccess::kReadWrite);
+  ASSERT_TRUE(mapping.ok()) << mapping.status();
+  EXPECT_TRUE(absl::IsResourceExhausted(AllocatePages(mapping->data(), kHugePage * 2)));
 }
 
 TEST(Mapping, ReadOnlyOfReadOnlyDescriptorWorksAndWritableDoesNot) {

@@ -67,19 +67,11 @@ absl::StatusOr<UniqueFd> HostSlabDevice::NewMemoryOf(Pages pages) {
   // Huge pages need an aligned place to be mapped at.
   absl::StatusOr<AddressRange> range = AddressRange::Reserve(options_.slab_bytes, kHugePage);
   if (!range.ok()) return range.status();
-  if (pages == Pages::kTransparent) {
-    absl::Status status = range->Map(Bytes(0), options_.slab_bytes, memory.get(),
-                                     MapAccess::kReadWrite, MapPopulate::kNo);
-    if (!status.ok()) return status;
-    // A page must be there to be replaced.
-    for (Bytes at; at < options_.slab_bytes; at += kHugePage) {
-      *reinterpret_cast<volatile std::byte*>(range->base() + at.count()) = std::byte{0};
-    }
-    CollapsePages(range->base(), options_.slab_bytes);
-  }
-  // What is there already costs nothing to populate.
-  absl::Status status = range->Map(Bytes(0), options_.slab_bytes, memory.get(),
-                                   MapAccess::kReadWrite, MapPopulate::kYes);
+  const bool transparent = pages == Pages::kTransparent;
+  absl::Status status =
+      range->Map(Bytes(0), options_.slab_bytes, memory.get(), MapAccess::kReadWrite,
+                 transparent ? MapPopulate::kNo : MapPopulate::kYes);
+  if (status.ok() && transparent) status = AllocatePages(range->base(), options_.slab_bytes);
   if (!status.ok()) return status;
   if (::fcntl(memory.get(), F_ADD_SEALS, kSlabSeals) != 0) return ErrnoStatus("cannot seal a slab");
   MutexLock lock(&mu_);

@@ -17,12 +17,15 @@
 #include "worker/model/image_layout.h"
 #include "worker/model/manifest.h"
 #include "worker/model/model_config.h"
+#include "worker/model/parallel.h"
 #include "worker/model/tensor_parallel.h"
 
 namespace palimpsest {
 namespace {
 
 constexpr int kSourceTries = 3;
+// What a core makes huge pages of at a time.
+constexpr Bytes kCollapsed = MiB(256);
 
 // Name, inode, size and times of every file in the folder: equal only if nothing was written to it.
 absl::StatusOr<std::string> FolderSignature(const std::string& folder) {
@@ -264,7 +267,10 @@ absl::StatusOr<std::shared_ptr<const ImageManager::Image>> ImageManager::Complet
   absl::StatusOr<Mapping> mapping = Mapping::Map(memory.get(), size, MapAccess::kRead);
   if (!mapping.ok()) return mapping.status();
   // Restores read it at once then, and workers map it at once.
-  CollapsePages(mapping->data(), size);
+  ForEachOnAllCores(CeilDiv(size, kCollapsed), [&mapping, size](int64_t i) {
+    const Bytes begin = kCollapsed * i;
+    CollapsePages(mapping->data() + begin.count(), std::min(kCollapsed, size - begin));
+  });
   const std::vector<uint64_t> checksums = ImageChecksums(
       absl::MakeConstSpan(mapping->data(), mapping->size()),
       Bytes(static_cast<int64_t>(manifest.slab_bytes())), [job](Bytes done, Bytes total) {

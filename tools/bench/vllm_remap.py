@@ -54,16 +54,25 @@ SHAPES = {
 }
 
 
+def kv_bytes_of_a_token(shape):
+    heads = shape.get("num_key_value_heads", shape["num_attention_heads"])
+    return 4 * shape["num_hidden_layers"] * heads * (shape["hidden_size"] // shape["num_attention_heads"])
+
+
 def make_engine(tenant, utilization, longest, options):
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
+    shape = SHAPES[tenant["shape"]]
     folder = pathlib.Path(tempfile.mkdtemp(prefix="palimpsest-peer."))
-    (folder / "config.json").write_text(json.dumps(SHAPES[tenant["shape"]]))
+    (folder / "config.json").write_text(json.dumps(shape))
+    told = {}
+    if "kv_tokens" in tenant:
+        told["kv_cache_memory_bytes"] = tenant["kv_tokens"] * kv_bytes_of_a_token(shape)
     return AsyncLLM.from_engine_args(AsyncEngineArgs(
         model=str(folder), load_format="dummy", skip_tokenizer_init=True, dtype="bfloat16",
         max_model_len=longest, gpu_memory_utilization=utilization, enable_prefix_caching=False,
         max_num_seqs=options.max_batch, max_num_batched_tokens=options.max_step_tokens,
-        disable_log_stats=True, cudagraph_capture_sizes=[1, 2, 4, 8, 16, 32, 64, 128]))
+        disable_log_stats=True, cudagraph_capture_sizes=[1, 2, 4, 8, 16, 32, 64, 128], **told))
 
 
 class Tenant:
@@ -184,17 +193,24 @@ def gpu_bytes():
 
 
 def start_tenants(loads, options):
-    """One after another: each looks at how much of the GPU is free when it starts."""
+    """One after another, as each looks at how much of the GPU is free when it starts; all at once if
+    none needs to."""
     total, pipes, processes = gpu_bytes(), [], []
-    for tenant in loads["tenants"]:
+    for i, tenant in enumerate(loads["tenants"]):
+        if options.kv_tokens:
+            tenant["kv_tokens"] = options.kv_tokens[i]
         ours, theirs = multiprocessing.Pipe()
         process = multiprocessing.Process(
             target=serve, args=(tenant, tenant["share"] * loads["memory_bytes"] / total,
                                 loads["max_sequence_tokens"], options, theirs))
         process.start()
-        print(f"{tenant['name']}: ready after {ours.recv():.0f} s", file=sys.stderr, flush=True)
+        theirs.close()  # so that its end is seen
         pipes.append(ours)
         processes.append(process)
+        if not options.kv_tokens:
+            ours.poll(None)
+    for tenant, pipe in zip(loads["tenants"], pipes):
+        print(f"{tenant['name']}: ready after {pipe.recv():.0f} s", file=sys.stderr, flush=True)
     return pipes, processes
 
 
@@ -203,6 +219,8 @@ def run(loads, options):
     result = {key: loads[key] for key in ("name", "objective", "duration_s", "drain_s")}
     result["date"] = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
     result["vllm"] = vllm.__version__
+    if options.kv_tokens:
+        result["kv_tokens"] = options.kv_tokens
     result["points"] = []
     pipes, processes = start_tenants(loads, options)
     saturated = set()
@@ -234,11 +252,17 @@ def main():
     parser.add_argument("out", type=pathlib.Path, help="file for the JSON")
     parser.add_argument("--runs", nargs="*", help="only these (default: all)")
     parser.add_argument("--rates", type=float, nargs="*", help="only these (default: all)")
+    parser.add_argument("--kv-tokens", type=int, nargs="*", metavar="TOKENS",
+                        help="of each tenant's KV cache: what vLLM says when it starts without this "
+                             "option. Then all start at once")
     parser.add_argument("--max-batch", type=int, default=128)
     parser.add_argument("--max-step-tokens", type=int, default=2048)
     options = parser.parse_args()
+    loads = json.loads(options.loads.read_text())
+    if options.kv_tokens and len(options.kv_tokens) != len(loads["tenants"]):
+        parser.error(f"--kv-tokens: expected {len(loads['tenants'])} numbers")
     multiprocessing.set_start_method("spawn")
-    run(json.loads(options.loads.read_text()), options)
+    run(loads, options)
 
 
 if __name__ == "__main__":

@@ -118,6 +118,7 @@ class RemapBench {
                {"duration_s", absl::ToDoubleSeconds(config_.duration)},
                {"drain_s", absl::ToDoubleSeconds(config_.drain)},
                {"config", config_text},
+               {"starts", Json::array()},
                {"refused", Json::array()},
                {"failed", Json::array()},
                {"points", Json::array()}};
@@ -205,10 +206,10 @@ class RemapBench {
           {{"system", system}, {"message", std::string(status.message())}});
       return absl::OkStatus();
     }
-    terminal_.err << system << ": ready after "
-                  << absl::FormatDuration(
-                         absl::Trunc(MonotonicNow() - start, absl::Milliseconds(1)))
-                  << std::endl;
+    const double seconds = absl::ToDoubleSeconds(MonotonicNow() - start);
+    result_["starts"].push_back(
+        {{"system", system}, {"tenants", run.tenants}, {"seconds", seconds}});
+    terminal_.err << absl::StrFormat("%s: ready after %.1f s", system, seconds) << std::endl;
     // Of a run and a length of prompts.
     std::set<std::pair<const RemapRun*, int32_t>> saturated;
     for (const RemapPoint& point : run.points) {

@@ -195,7 +195,15 @@ absl::Status TenantNode::WriteConfigs(const TenantNodeSettings& settings) {
 
 absl::Status TenantNode::Run(const TenantNodeSettings& settings) {
   if (absl::Status status = WriteConfigs(settings); !status.ok()) return status;
-  if (broker_ != nullptr && Replace().ok()) return absl::OkStatus();
+  if (broker_ != nullptr) {
+    absl::Status status = ReplaceBroker();
+    if (status.ok()) {
+      StopWorkers();
+      return StartWorkers();
+    }
+    // It did not like its settings; the workers keep the images for the next one.
+    if (broker_->handle().Exited() && WorkersLive()) return status;
+  }
   KillAll();
   return Start();
 }
@@ -208,19 +216,28 @@ absl::Status TenantNode::Start() {
   return status;
 }
 
-absl::Status TenantNode::Replace() {
-  absl::Status status = broker_->handle().Signal(SIGTERM);
-  if (status.ok()) status = broker_->Wait(kLongestStop);
-  if (status.ok()) status = StartBroker();
-  if (!status.ok()) return status;
-  status = Await("every worker with the new broker", kLongestStart, [this] {
+absl::Status TenantNode::ReplaceBroker() {
+  if (!broker_->handle().Exited()) {
+    absl::Status status = AwaitAllAttached();
+    if (status.ok()) status = broker_->handle().Signal(SIGTERM);
+    if (status.ok()) status = broker_->Wait(kLongestStop);
+    if (!status.ok()) return status;
+  }
+  absl::Status status = StartBroker();
+  if (status.ok()) status = AwaitAllAttached();
+  return status;
+}
+
+absl::Status TenantNode::AwaitAllAttached() {
+  for (Tenant& tenant : tenants_) {
+    if (tenant.worker != nullptr && !tenant.worker->handle().Exited()) continue;
+    if (absl::Status status = StartWorker(tenant); !status.ok()) return status;
+  }
+  return Await("every worker to have its broker", kLongestStart, [this] {
     const auto now = BrokerStatus();
     return now.ok() && std::all_of(now->tenants().begin(), now->tenants().end(),
                                    [](const auto& tenant) { return tenant.attached(); });
   });
-  if (status.ok()) status = StopWorkers();
-  if (status.ok()) status = StartWorkers();
-  return status;
 }
 
 absl::Status TenantNode::StartBroker() {
@@ -230,15 +247,20 @@ absl::Status TenantNode::StartBroker() {
   return absl::OkStatus();
 }
 
+absl::Status TenantNode::StartWorker(Tenant& tenant) {
+  std::error_code ignored;
+  fs::remove(SocketOf(tenant), ignored);
+  auto worker = folder_->Spawn(absl::StrCat("worker-", tenant.options.name), kWorkerProgram);
+  if (!worker.ok()) return worker.status();
+  tenant.worker = std::make_unique<ChildProcess>(*std::move(worker));
+  tenant.client =
+      std::make_unique<BenchClient>("unix:" + SocketOf(tenant), router_token_, tenant.vocabulary);
+  return absl::OkStatus();
+}
+
 absl::Status TenantNode::StartWorkers() {
   for (Tenant& tenant : tenants_) {
-    std::error_code ignored;
-    fs::remove(SocketOf(tenant), ignored);
-    auto worker = folder_->Spawn(absl::StrCat("worker-", tenant.options.name), kWorkerProgram);
-    if (!worker.ok()) return worker.status();
-    tenant.worker = std::make_unique<ChildProcess>(*std::move(worker));
-    tenant.client =
-        std::make_unique<BenchClient>("unix:" + SocketOf(tenant), router_token_, tenant.vocabulary);
+    if (absl::Status status = StartWorker(tenant); !status.ok()) return status;
   }
   for (Tenant& tenant : tenants_) {
     const absl::Status status = Await("every worker to serve", kLongestStart, [&tenant] {
@@ -258,14 +280,18 @@ absl::Status TenantNode::StartWorkers() {
   return absl::OkStatus();
 }
 
-absl::Status TenantNode::StopWorkers() {
-  absl::Status status;
-  for (Tenant& tenant : tenants_) status.Update(tenant.worker->handle().Signal(SIGTERM));
+void TenantNode::StopWorkers() {
+  for (Tenant& tenant : tenants_) (void)tenant.worker->handle().Signal(SIGTERM);
   for (Tenant& tenant : tenants_) {
-    status.Update(tenant.worker->Wait(kLongestStop));
+    (void)tenant.worker->Wait(kLongestStop);
     tenant.worker.reset();
   }
-  return status;
+}
+
+bool TenantNode::WorkersLive() const {
+  return std::all_of(tenants_.begin(), tenants_.end(), [](const Tenant& tenant) {
+    return tenant.worker != nullptr && !tenant.worker->handle().Exited();
+  });
 }
 
 absl::Status TenantNode::CheckAlive() const {

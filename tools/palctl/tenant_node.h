@@ -3,7 +3,8 @@
 //
 // Making the images of large models takes much longer than a measurement. So new settings do not
 // start everything anew: the broker is replaced while the workers live, who bring the images to its
-// successor, and then the workers are.
+// successor, and then the workers are. Images are lost only with a broker that ends without
+// workers.
 //
 // Threads: BrokerStatus is thread-safe; else one at a time. The calls block. Everything is killed
 // and removed at the end.
@@ -93,11 +94,17 @@ class TenantNode {
   absl::Status Check(const BenchProgram& program, const std::string& config) const;
   absl::Status WriteConfigs(const TenantNodeSettings& settings);
   absl::Status Start();
-  absl::Status Replace();
+  // A new broker, to which the workers bring the images.
+  absl::Status ReplaceBroker();
   void KillAll();
   absl::Status StartBroker();
+  absl::Status StartWorker(Tenant& tenant);
   absl::Status StartWorkers();
-  absl::Status StopWorkers();
+  // One that does not end in time is killed.
+  void StopWorkers();
+  bool WorkersLive() const;
+  // Workers that have ended are started again first.
+  absl::Status AwaitAllAttached();
   absl::Status CheckAlive() const;
   template <typename Condition>
   absl::Status Await(const char* what, absl::Duration timeout, Condition condition);

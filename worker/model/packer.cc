@@ -1,21 +1,20 @@
 #include "worker/model/packer.h"
 
 #include <fcntl.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cerrno>
 #include <cstddef>
 #include <functional>
-#include <utility>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "common/fd.h"
+#include "common/mapping.h"
 #include "worker/model/image_builder.h"
 #include "worker/model/image_layout.h"
 #include "worker/model/manifest.h"
@@ -28,7 +27,8 @@ namespace palimpsest {
 namespace {
 
 constexpr int64_t kProgressSteps = 200;
-constexpr size_t kPopulateStep = size_t{64} << 20;
+// What a core allocates at a time.
+constexpr Bytes kAllocation = MiB(64);
 
 absl::Status WriteAll(int fd, absl::string_view bytes, absl::string_view what) {
   while (!bytes.empty()) {
@@ -40,56 +40,29 @@ absl::Status WriteAll(int fd, absl::string_view bytes, absl::string_view what) {
   return absl::OkStatus();
 }
 
-class SharedMapping {
- public:
-  // Gives the file exactly `size` zero bytes and maps them. The pages are allocated here, so that a
-  // lack of memory is an error and not a signal on first touch, and by all cores, since zeroing
-  // them on one takes longer than everything else that a packer does (fallocate would).
-  static absl::StatusOr<SharedMapping> Create(int fd, Bytes size) {
-    if (::ftruncate(fd, 0) != 0 || ::ftruncate(fd, size.count()) != 0) {
-      return ErrnoStatus(absl::StrCat("cannot give the image file ", size.ToString()));
-    }
-    void* data = ::mmap(nullptr, static_cast<size_t>(size.count()), PROT_READ | PROT_WRITE,
-                        MAP_SHARED, fd, 0);
-    if (data == MAP_FAILED) return ErrnoStatus("cannot map the image file");
-    SharedMapping mapping(static_cast<std::byte*>(data), static_cast<size_t>(size.count()));
-    if (absl::Status status = mapping.Populate(); !status.ok()) return status;
-    return mapping;
+// Gives the file exactly `size` zero bytes and maps them. All pages are allocated here, so that a
+// lack of memory is an error and not a signal on first touch, and by all cores, since zeroing them
+// on one takes longer than everything else that a packer does (fallocate would).
+absl::StatusOr<Mapping> MapImage(int fd, Bytes size) {
+  if (::ftruncate(fd, 0) != 0 || ::ftruncate(fd, size.count()) != 0) {
+    return ErrnoStatus(absl::StrCat("cannot give the image file ", size.ToString()));
   }
-
-  SharedMapping(SharedMapping&& other) noexcept
-      : data_(std::exchange(other.data_, nullptr)), size_(other.size_) {}
-  SharedMapping& operator=(SharedMapping&&) = delete;
-  ~SharedMapping() {
-    if (data_ != nullptr) ::munmap(data_, size_);
+  auto mapping = Mapping::Map(fd, size, MapAccess::kReadWrite);
+  if (!mapping.ok()) return mapping;
+  std::byte* const data = mapping->data();
+  std::vector<absl::Status> ends(static_cast<size_t>(CeilDiv(size, kAllocation)));
+  ForEachOnAllCores(static_cast<int64_t>(ends.size()), [&](int64_t i) {
+    const Bytes begin = kAllocation * i;
+    ends[static_cast<size_t>(i)] =
+        AllocatePages(data + begin.count(), std::min(kAllocation, size - begin));
+  });
+  for (const absl::Status& end : ends) {
+    if (!end.ok()) return end;
   }
+  return mapping;
+}
 
-  absl::Span<std::byte> span() const { return {data_, size_}; }
-
- private:
-  SharedMapping(std::byte* data, size_t size) : data_(data), size_(size) {}
-
-  absl::Status Populate() {
-    std::atomic<int> error = 0;
-    ForEachOnAllCores(static_cast<int64_t>((size_ + kPopulateStep - 1) / kPopulateStep),
-                      [&](int64_t i) {
-                        const size_t begin = static_cast<size_t>(i) * kPopulateStep;
-                        const size_t length = std::min(kPopulateStep, size_ - begin);
-                        while (::madvise(data_ + begin, length, MADV_POPULATE_WRITE) != 0) {
-                          if (errno == EINTR || errno == EAGAIN) continue;
-                          error = errno;
-                          return;
-                        }
-                      });
-    errno = error;
-    if (error == 0) return absl::OkStatus();
-    return ErrnoStatus(
-        absl::StrCat("cannot allocate ", static_cast<int64_t>(size_), " bytes for the image"));
-  }
-
-  std::byte* data_;
-  size_t size_;
-};
+absl::Span<std::byte> SpanOf(const Mapping& mapping) { return {mapping.data(), mapping.size()}; }
 
 // Writes a line per half percent. The reader may be gone; progress is not worth failing for.
 ByteProgress LinesTo(int fd) {
@@ -108,9 +81,9 @@ absl::Status FillFromCheckpoint(const PackRequest& request, const ModelConfig& m
   if (!checkpoint.ok()) return checkpoint.status();
   // Before memory is taken.
   if (absl::Status status = CheckTensors(*checkpoint, model, layout); !status.ok()) return status;
-  auto mapping = SharedMapping::Create(request.output_fd, layout.image_bytes());
+  auto mapping = MapImage(request.output_fd, layout.image_bytes());
   if (!mapping.ok()) return mapping.status();
-  return BuildImage(*checkpoint, model, layout, mapping->span(), progress);
+  return BuildImage(*checkpoint, model, layout, SpanOf(*mapping), progress);
 }
 
 absl::Status Fill(const PackRequest& request, const ModelConfig& model, const ImageLayout& layout,
@@ -118,9 +91,9 @@ absl::Status Fill(const PackRequest& request, const ModelConfig& model, const Im
   if (!request.dummy_seed.has_value()) {
     return FillFromCheckpoint(request, model, layout, progress);
   }
-  auto mapping = SharedMapping::Create(request.output_fd, layout.image_bytes());
+  auto mapping = MapImage(request.output_fd, layout.image_bytes());
   if (!mapping.ok()) return mapping.status();
-  return BuildDummyImage(*request.dummy_seed, model, layout, mapping->span(), progress);
+  return BuildDummyImage(*request.dummy_seed, model, layout, SpanOf(*mapping), progress);
 }
 
 }  // namespace
