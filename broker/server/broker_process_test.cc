@@ -1,7 +1,6 @@
 // The broker's executable: killed and started again under running workers, its command line, its
 // signals, and what it needs of the machine.
 #include <fcntl.h>
-#include <grpcpp/grpcpp.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -13,14 +12,10 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "broker/server/testing/broker_process_fixture.h"
 #include "broker/server/testing/memory_group.h"
-#include "broker/server/testing/test_node.h"
-#include "broker/server/testing/worker_process.h"
-#include "common/grpc_time.h"
-#include "common/process.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "proto/palimpsest/v1/broker.grpc.pb.h"
 
 namespace palimpsest {
 namespace {
@@ -28,64 +23,16 @@ namespace {
 using ::testing::HasSubstr;
 
 constexpr int kImage = TestNode::kImageSlabs;
-constexpr absl::Duration kPatience = absl::Seconds(20);
 
-class BrokerProcessTest : public ::testing::Test {
+class BrokerProcessTest : public BrokerProcessFixture {
  protected:
-  // `shell` runs first, in the process that becomes the broker; "$@" is the broker's command line.
-  void SpawnBroker(const std::string& yaml, const std::string& shell = "exec \"$@\"") {
-    const std::string path = node_.folder() + "/broker.yaml";
-    ASSERT_TRUE(WriteFileAtomically(path, yaml).ok());
-    const UniqueFd output(
-        open(SaidPath().c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600));
-    SpawnOptions options;
-    options.argv = {"/bin/sh",  "-c", shell, "sh", "broker/server/palimpsest-broker",
-                    "--config", path};
-    options.output = output.get();
-    auto broker = ChildProcess::Spawn(options);
-    ASSERT_TRUE(broker.ok()) << broker.status();
-    broker_.reset();
-    broker_.emplace(*std::move(broker));
-  }
-
-  std::string SaidPath() const { return node_.folder() + "/said"; }
-  // All that the brokers of this test wrote.
-  std::string Said() const { return ReadFile(SaidPath(), MiB(16)).value_or(""); }
-
   void StartBroker(int pool_slabs, const std::string& shell = "exec \"$@\"") {
-    SpawnBroker(node_.Config(pool_slabs), shell);
-    grpc::ChannelArguments arguments;
-    arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-    arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 20);
-    arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 20);
-    arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 50);
-    stub_ = v1::Broker::NewStub(grpc::CreateCustomChannel(
-        "unix:" + node_.control(), grpc::InsecureChannelCredentials(), arguments));
-    ASSERT_TRUE(Eventually([&] { return Status().has_value(); }));
+    BrokerProcessFixture::StartBroker(node_.Config(pool_slabs), shell);
   }
+  // The broker leaves the control group before it is removed.
+  void TearDown() override { broker_.reset(); }
 
-  std::optional<v1::GetStatusResponse> Status() {
-    grpc::ClientContext context;
-    context.set_deadline(GrpcTimeout(absl::Seconds(5)));
-    // A call that fails at once leaves the connecting to a poll that comes every five seconds.
-    context.set_wait_for_ready(true);
-    v1::GetStatusResponse status;
-    if (!stub_->GetStatus(&context, v1::GetStatusRequest(), &status).ok()) return std::nullopt;
-    EXPECT_EQ(status.free_slabs() + status.granted_slabs() + status.revoking_slabs() +
-                  status.cleaning_slabs() + status.quarantined_slabs(),
-              status.pool_slabs());
-    return status;
-  }
-
-  void Must(WorkerProcess& worker, const std::string& command) {
-    const auto answer = worker.Do(command);
-    ASSERT_TRUE(answer.ok()) << answer.status();
-  }
-
-  TestNode node_;
-  absl::StatusOr<MemoryGroup> group_ = absl::NotFoundError("none");  // outlives its processes
-  std::optional<ChildProcess> broker_;
-  std::unique_ptr<v1::Broker::Stub> stub_;
+  absl::StatusOr<MemoryGroup> group_ = absl::NotFoundError("none");
 };
 
 TEST_F(BrokerProcessTest, AKilledBrokersSuccessorFindsEverySlab) {
@@ -101,8 +48,7 @@ TEST_F(BrokerProcessTest, AKilledBrokersSuccessorFindsEverySlab) {
     Must(*worker, "kv 2 1");
     Must(*worker, "await-slabs kv 2");
   }
-  ASSERT_TRUE(broker_->handle().Kill().ok());
-  ASSERT_TRUE(broker_->handle().AwaitExit(kPatience).ok());
+  KillBroker();
   Must(*alpha, "await-lost");
   ASSERT_TRUE(beta->Kill().ok());
   ASSERT_TRUE(beta->AwaitExit(kPatience).ok());

@@ -158,119 +158,15 @@ void ScriptedWorker::Drop() {
   if (context_ != nullptr) context_->TryCancel();
   if (descriptors_.has_value()) descriptors_->Shutdown();
   if (reader_.joinable()) reader_.join();
-}
-
-void ScriptedWorker::ReadLoop() {
-  v1::BrokerMessage message;
-  while (stream_->Read(&message)) React(message);
-  const absl::Status status = FromGrpcStatus(stream_->Finish());
+  // What it had not answered is void.
   MutexLock lock(&mu_);
-  lost_ = status;
-  changed_.SignalAll();
-}
-
-void ScriptedWorker::React(const v1::BrokerMessage& message) {
-  if (message.has_grant()) {
-    bool maps = false;
-    {
-      MutexLock lock(&mu_);
-      last_token_ = message.grant().token();
-      maps = maps_;
-    }
-    if (maps) {
-      const absl::Status mapped = Map(message.grant());
-      if (!mapped.ok()) fprintf(stderr, "scripted worker: %s\n", mapped.ToString().c_str());
-    }
-    MutexLock lock(&mu_);
-    ++grants_;
-  } else if (message.has_revoke()) {
-    AnswerRevoke(message.revoke());
-    MutexLock lock(&mu_);
-    ++revokes_;
-  } else if (message.has_set_rotation()) {
-    Rotate(message.set_rotation());
-  } else if (message.has_activate_refused()) {
-    MutexLock lock(&mu_);
-    ++refused_;
-  } else if (message.has_kv_pressure()) {
-    MutexLock lock(&mu_);
-    ++pressure_;
-  }
-  changed_.SignalAll();
-}
-
-absl::Status ScriptedWorker::Map(const v1::Grant& grant) {
-  std::vector<SlabEntry> entries;
-  absl::StatusOr<std::vector<UniqueFd>> memory = FetchDescriptors(grant.token(), &entries);
-  if (!memory.ok()) return memory.status();
-  if (static_cast<int>(memory->size()) != grant.slabs_size()) {
-    return absl::InternalError("other descriptors than were granted");
-  }
-  {
-    MutexLock lock(&mu_);
-    for (int i = 0; i < grant.slabs_size(); ++i) {
-      const v1::GrantedSlab& slab = grant.slabs(i);
-      if (entries[i].slab_id.value() != slab.slab_id() ||
-          entries[i].epoch.value() != slab.epoch()) {
-        return absl::InternalError("descriptors in another order than was granted");
-      }
-      absl::StatusOr<Mapping> mapping = Mapping::Map(
-          (*memory)[i].get(), Bytes(static_cast<int64_t>(slab_bytes_)), MapAccess::kReadWrite);
-      if (!mapping.ok()) return mapping.status();
-      slabs_[slab.slab_id()] = Held{slab.epoch(), grant.role(), slab.region_index(),
-                                    std::move((*memory)[i]), *std::move(mapping)};
-    }
-  }
-  v1::WorkerMessage mapped;
-  mapped.mutable_grant_mapped()->set_grant_id(grant.grant_id());
-  return Send(mapped);
-}
-
-void ScriptedWorker::AnswerRevoke(const v1::Revoke& revoke) {
-  v1::WorkerMessage answer;
-  answer.mutable_revoke_done()->set_revoke_id(revoke.revoke_id());
-  {
-    MutexLock lock(&mu_);
-    if (manners_ == Manners::kSilent) return;
-    for (auto it = slabs_.begin(); it != slabs_.end();) {
-      auto here = it++;
-      const auto& wanted = revoke.region_indexes();
-      const bool goes =
-          here->second.role == revoke.role() &&
-          (revoke.role() == v1::SLAB_ROLE_KV
-               ? answer.revoke_done().slab_ids_size() < static_cast<int>(revoke.kv_slabs())
-               : std::find(wanted.begin(), wanted.end(), here->second.region_index) !=
-                     wanted.end());
-      if (!goes) continue;
-      answer.mutable_revoke_done()->add_slab_ids(here->first);
-      if (manners_ == Manners::kLiar) kept_[here->first] = std::move(here->second);
-      slabs_.erase(here);
-    }
-  }
-  (void)Send(answer);
-}
-
-void ScriptedWorker::Rotate(const v1::SetRotation& change) {
-  {
-    MutexLock lock(&mu_);
-    if (manners_ == Manners::kSilent) return;
-    for (const v1::MovedSlab& move : change.moves()) {
-      if (move.role() == v1::SLAB_ROLE_UNSPECIFIED) {
-        slabs_.erase(move.slab_id());
-        continue;
-      }
-      slabs_[move.slab_id()].role = move.role();
-      slabs_[move.slab_id()].region_index = move.region_index();
-    }
-    rotation_ = change.rotation();
-  }
-  v1::WorkerMessage answer;
-  answer.mutable_rotation_done()->set_rotation_id(change.rotation_id());
-  (void)Send(answer);
+  held_messages_.clear();
+  held_answers_.clear();
 }
 
 absl::StatusOr<std::vector<UniqueFd>> ScriptedWorker::FetchDescriptors(
     const std::string& token, std::vector<SlabEntry>* entries) {
+  MutexLock lock(&fetch_mu_);
   const absl::Status sent = descriptors_->Send(
       palimpsest::Fetch{Token::FromBytes(token).value_or(Token())}, {}, kPatience);
   if (!sent.ok()) return sent;

@@ -31,6 +31,9 @@ class ScriptedWorker {
  public:
   // What it does with a Revoke: answers after unmapping, never answers, answers without unmapping.
   enum class Manners { kHonest, kSilent, kLiar };
+  // Where it stands still in the protocol: before it does what a message says, or between having
+  // done it and saying so.
+  enum class Hold { kNowhere, kRevoke, kRevoked, kGrant, kMapped, kRotation, kRotated };
 
   ScriptedWorker() = default;
   ~ScriptedWorker() { Drop(); }
@@ -63,6 +66,11 @@ class ScriptedWorker {
   void OpenSilentCalls(const std::string& socket, uint32_t count);
 
   void set_manners(Manners manners);
+  // Standing still concerns messages that come from now on; others are dealt with.
+  void HoldAt(Hold hold);
+  // Goes on with everything at which it stood still.
+  absl::Status GoOn();
+  size_t held();
   // Whether grants are fetched and mapped as they come.
   void set_maps(bool maps);
   // Whether it says, when it attaches, that it carries out SetRotation.
@@ -97,6 +105,10 @@ class ScriptedWorker {
   absl::Status Write(uint32_t slab, int value);
   // Writes every byte of everything that is mapped.
   void Fill(int value);
+  // The same, and of what will be mapped, once all its bytes were found to be 0.
+  void Mark(int value);
+  // Whether that was so of every slab, and every byte that is mapped is still the mark.
+  absl::Status CheckMarks();
 
  private:
   struct Held {
@@ -117,7 +129,11 @@ class ScriptedWorker {
   v1::Attach Returning();
   absl::Status OpenSession(const std::string& socket, const v1::Attach& attach);
   void ReadLoop();
+  // Reacts, unless it stands still at such messages.
+  void Receive(const v1::BrokerMessage& message);
   void React(const v1::BrokerMessage& message);
+  // Sends an answer, unless it stands still there.
+  absl::Status Answer(Hold at, const v1::WorkerMessage& answer);
   absl::Status Map(const v1::Grant& grant);
   void AnswerRevoke(const v1::Revoke& revoke);
   void Rotate(const v1::SetRotation& change);
@@ -139,10 +155,16 @@ class ScriptedWorker {
   std::vector<std::unique_ptr<SilentCall>> silent_calls_;
 
   Mutex write_mu_;
+  Mutex fetch_mu_;  // one request over the descriptor connection at a time
   Mutex mu_;
   CondVar changed_;
   Manners manners_ ABSL_GUARDED_BY(mu_) = Manners::kHonest;
   bool maps_ ABSL_GUARDED_BY(mu_) = true;
+  Hold hold_ ABSL_GUARDED_BY(mu_) = Hold::kNowhere;
+  std::vector<v1::BrokerMessage> held_messages_ ABSL_GUARDED_BY(mu_);
+  std::vector<v1::WorkerMessage> held_answers_ ABSL_GUARDED_BY(mu_);
+  std::optional<int> mark_ ABSL_GUARDED_BY(mu_);
+  std::optional<uint32_t> came_dirty_ ABSL_GUARDED_BY(mu_);
   uint64_t slab_bytes_ ABSL_GUARDED_BY(mu_) = 0;
   uint64_t session_ ABSL_GUARDED_BY(mu_) = 0;
   std::string fingerprint_ ABSL_GUARDED_BY(mu_);

@@ -30,6 +30,16 @@ v1::SlabRole Role(const std::string& word) {
   return word == "kv" ? v1::SLAB_ROLE_KV : v1::SLAB_ROLE_PARAMETER;
 }
 
+ScriptedWorker::Hold HoldOf(const std::string& word) {
+  using Hold = ScriptedWorker::Hold;
+  if (word == "revoke") return Hold::kRevoke;
+  if (word == "revoked") return Hold::kRevoked;
+  if (word == "grant") return Hold::kGrant;
+  if (word == "mapped") return Hold::kMapped;
+  if (word == "rotation") return Hold::kRotation;
+  return word == "rotated" ? Hold::kRotated : Hold::kNowhere;
+}
+
 absl::StatusOr<std::string> Text(const absl::Status& status) {
   if (!status.ok()) return status;
   return "";
@@ -78,6 +88,9 @@ absl::StatusOr<std::string> Obey(ScriptedWorker& worker, const Words& words) {
                                            : ScriptedWorker::Manners::kHonest);
     return "";
   }
+  if (command == "hold") return worker.HoldAt(HoldOf(word(1))), "";
+  if (command == "go-on") return Text(worker.GoOn());
+  if (command == "held") return absl::StrCat(worker.held());
   if (command == "rotates") return worker.set_rotates(word(1) == "yes"), "";
   if (command == "await-freed") {
     return Text(worker.AwaitFreed(static_cast<int>(Number(word(1))), kPatience));
@@ -100,6 +113,8 @@ absl::StatusOr<std::string> Obey(ScriptedWorker& worker, const Words& words) {
   if (command == "session") return absl::StrCat(worker.session());
   if (command == "slabs") return absl::StrJoin(worker.Slabs(Role(word(1))), ",");
   if (command == "fill") return worker.Fill(Number(word(1))), "";
+  if (command == "mark") return worker.Mark(static_cast<int>(Number(word(1)))), "";
+  if (command == "check") return Text(worker.CheckMarks());
   if (command == "write") return Text(worker.Write(Number(word(1)), Number(word(2))));
   if (command == "read") {
     const absl::StatusOr<int> value = worker.Read(Number(word(1)));
