@@ -56,8 +56,7 @@ def main():
         quickstart.run_node(cluster)
         tokens = exact = 0
         for case in json.loads(REFERENCE.read_text())["cases"]:
-            process = quickstart.generate(cluster, "alpha", 64, "--logprobs",
-                                          str(quickstart.ALTERNATIVES), case["question"])
+            process = quickstart.generate(cluster, "alpha", 64, case["question"])
             out, error = process.communicate()
             if process.returncode != 0:
                 say("answer", False, note=error.strip())
