@@ -149,7 +149,6 @@ class RemapBench {
     options.cuda = config_.cuda;
     options.gpus = config_.gpus;
     options.slab = config_.slab;
-    options.workspace = config_.workspace;
     options.context = config_.context;
     options.max_sequence_tokens = config_.max_sequence_tokens;
     names_.clear();
@@ -158,6 +157,7 @@ class RemapBench {
       TenantNodeOptions::Tenant& one = options.tenants.emplace_back();
       one.name = tenant.name;
       one.model_folder = tenant.folder;
+      one.workspace = tenant.workspace;
       one.share =
           Bytes(static_cast<int64_t>(tenant.share * static_cast<double>(config_.memory.count())));
       options.pool += one.share;

@@ -20,6 +20,7 @@ constexpr size_t kMostItems = 64;
 constexpr double kMostRate = 100'000;
 constexpr int32_t kMostTokens = 1 << 20;
 constexpr size_t kLongestName = 40;
+constexpr Bytes kMostWorkspace = GiB(64);
 
 // Names become parts of file names, of YAML and of plots.
 std::string Name(ConfigReader& reader, absl::string_view key = "name") {
@@ -33,13 +34,17 @@ std::string Name(ConfigReader& reader, absl::string_view key = "name") {
   return name;
 }
 
-RemapTenant ReadTenant(ConfigReader& reader) {
+RemapTenant ReadTenant(ConfigReader& reader, const RemapBenchConfig& config) {
   RemapTenant tenant;
   tenant.name = Name(reader);
   tenant.shape = reader.String("shape", "");
   tenant.folder = reader.String("model", "");
   tenant.share = reader.Double("share", 0.001, 1);
   tenant.requests = reader.Double("requests", 0, 1e6, 1.0);
+  tenant.workspace = reader.Size("workspace", Bytes(0), kMostWorkspace, config.workspace);
+  if (!config.cuda && tenant.workspace > Bytes(0)) {
+    reader.Error("workspace", "only for device: cuda");
+  }
   tenant.settings = reader.String("settings", "");
   if (tenant.shape.empty() == tenant.folder.empty()) {
     reader.Error("name", "expected either a shape or a model (a folder)");
@@ -129,7 +134,8 @@ void ReadMachine(ConfigReader& root, RemapBenchConfig& config) {
   config.gpus = ReadGpus(root, config.cuda);
   config.slab = root.Size("slab_bytes", MiB(2), GiB(1), config.cuda ? MiB(32) : MiB(2));
   config.memory = root.Size("memory", config.slab, GiB(1 << 14));
-  config.workspace = root.Size("workspace", Bytes(0), GiB(64), config.cuda ? GiB(1) : Bytes(0));
+  config.workspace =
+      root.Size("workspace", Bytes(0), kMostWorkspace, config.cuda ? GiB(1) : Bytes(0));
   config.context = root.Size("context", Bytes(0), GiB(64), config.cuda ? MiB(640) : Bytes(0));
   if (!config.cuda && (config.workspace > Bytes(0) || config.context > Bytes(0))) {
     root.Error("device", "workspace and context are only for device: cuda");
@@ -187,7 +193,7 @@ absl::StatusOr<RemapBenchConfig> ReadRemapBenchConfig(YamlConfig& yaml) {
   ReadMachine(root, config);
   ReadLoad(root, config);
   for (ConfigReader& reader : root.Maps("tenants", kMostItems)) {
-    config.tenants.push_back(ReadTenant(reader));
+    config.tenants.push_back(ReadTenant(reader, config));
   }
   for (ConfigReader& reader : root.Maps("systems", kMostItems)) {
     config.systems.push_back(ReadSystem(reader));

@@ -23,6 +23,7 @@ struct RemapTenant {
   std::string folder;    // of a checkpoint
   double share = 0;      // of `memory`
   double requests = 1;   // relative to those of the others
+  Bytes workspace;       // on a GPU
   std::string settings;  // lines of YAML for the broker's entry of this tenant
 };
 
@@ -52,7 +53,7 @@ struct RemapBenchConfig {
   std::vector<int> gpus;
   Bytes slab;
   Bytes memory;     // of which tenants have shares; the pool is what the shares add up to
-  Bytes workspace;  // of each tenant, on a GPU
+  Bytes workspace;  // of tenants that do not say, on a GPU
   Bytes context;    // of each tenant's worker beside slabs, on a GPU
   int32_t max_sequence_tokens = 0;
   std::string policy, engine;  // of all systems

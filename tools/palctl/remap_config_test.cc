@@ -63,6 +63,17 @@ TEST(ReadRemapBenchConfig, ReadsTenantsSystemsAndRuns) {
   EXPECT_THAT(config->runs[1].prompt_tokens, ElementsAre(100, 200));
 }
 
+TEST(ReadRemapBenchConfig, TenantsMayHaveWorkspacesOfTheirOwnOnAGpu) {
+  const auto config =
+      Read(absl::StrReplaceAll(kConfig, {{"device: cpu", "device: cuda\nworkspace: 64 MiB"},
+                                         {"share: 0.25,", "share: 0.25, workspace: 96 MiB,"}}));
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_EQ(config->tenants[0].workspace, MiB(64));
+  EXPECT_EQ(config->tenants[1].workspace, MiB(96));
+  EXPECT_THAT(Refusal("share: 0.25,", "share: 0.25, workspace: 96 MiB,"),
+              HasSubstr("only for device: cuda"));
+}
+
 TEST(ReadRemapBenchConfig, RefusesWhatCannotBeMeasured) {
   EXPECT_THAT(Refusal("share: 0.5}", "share: 0.8}"), HasSubstr("more than 1 together"));
   EXPECT_THAT(Refusal("shape: tiny", "shape: giant"), HasSubstr("no shape 'giant'"));

@@ -133,7 +133,7 @@ std::string TenantNode::BrokerConfig(const TenantNodeSettings& settings,
         tenant.model_folder.empty() ? ", load_format: dummy" : "");
     const std::string gpu = options_.cuda
                                 ? absl::Substitute("workspace: $0, context: $1",
-                                                   Size(options_.workspace), Size(options_.context))
+                                                   Size(tenant.workspace), Size(options_.context))
                                 : "";
     // A quota is with the context, a floor is slabs alone.
     const Bytes slabs = RoundDown(tenant.share - options_.context, options_.slab);

@@ -34,6 +34,7 @@ struct TenantNodeOptions {
     std::string model_config;  // text of a config.json, for dummy weights; or
     std::string model_folder;  // of a checkpoint
     Bytes share;               // its part of the pool, context included
+    Bytes workspace;           // on a GPU
   };
 
   std::string binaries;  // bench_folder.h
@@ -41,8 +42,7 @@ struct TenantNodeOptions {
   std::vector<int> gpus = {0};
   Bytes slab;
   Bytes pool;
-  Bytes workspace;  // of each tenant
-  Bytes context;
+  Bytes context;  // of each tenant
   int32_t max_sequence_tokens = 0;
   std::vector<Tenant> tenants;
 };
