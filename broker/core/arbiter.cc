@@ -140,6 +140,7 @@ ArbiterSnapshot Arbiter::Impl::Snapshot() const {
       view.activation_waiting = session.activation.has_value();
       view.kv_target_slabs = session.kv_target;
       view.kv_needed_slabs = session.kv_needed;
+      view.link_limit = session.link_limit;
       snapshot.revoking_kv_slabs += session.kv_revoking;
       snapshot.waiting_activations += session.waiting() ? 1 : 0;
     }

@@ -38,6 +38,9 @@
 // rotating first, by giving back its slots; its revoke follows the answer. A SetRotation that is
 // under way when its worker loses the connection is void: what the worker has when it returns
 // counts.
+//
+// Link: while layers rotate, workers are told how fast they may restore parameters and move blocks
+// (link_budget.h).
 #ifndef PALIMPSEST_BROKER_CORE_ARBITER_H_
 #define PALIMPSEST_BROKER_CORE_ARBITER_H_
 
@@ -140,6 +143,9 @@ struct SessionLoad {
   // them.
   absl::Duration rotation_stall;
   uint64_t rotation_bytes = 0;
+  // The same for parameters that came back, and for KV blocks that went the same way.
+  uint64_t restored_bytes = 0;
+  uint64_t block_bytes = 0;
   // What a slab of cached blocks saves when the tenant is used; zero: not known.
   absl::Duration cached_slab;
 };
@@ -182,6 +188,8 @@ struct TenantSnapshot {
   bool activation_waiting = false;
   uint32_t kv_target_slabs = 0;
   uint32_t kv_needed_slabs = 0;
+  // As the worker was told last (SendLinkLimit).
+  double link_limit = 0;
 };
 
 struct ArbiterSnapshot {

@@ -85,6 +85,14 @@ struct SendKvPressure {
   uint32_t target_slabs = 0;
 };
 
+// How many bytes per second of parameters and KV blocks together the worker may copy from now on;
+// 0: as many as it likes, as at first and after a re-attachment. Copies of rotating layers do not
+// count.
+struct SendLinkLimit {
+  SessionId session;
+  double bytes_per_second = 0;
+};
+
 // SIGKILL; then OnProcessGone when the pidfd says so. Once per session.
 struct KillProcess {
   SessionId session;
@@ -122,7 +130,7 @@ struct TransferFinished {
 
 using ArbiterAction =
     std::variant<SendGrant, SendRevoke, SendSetRotation, SendActivateRefused, SendKvPressure,
-                 KillProcess, CleanSlabs, SessionEnded, TransferFinished>;
+                 SendLinkLimit, KillProcess, CleanSlabs, SessionEnded, TransferFinished>;
 
 }  // namespace palimpsest
 

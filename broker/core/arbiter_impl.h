@@ -1,6 +1,7 @@
 // The arbiter's inside, shared by its source files: arbiter.cc (interface, snapshot, checks),
 // arbiter_sessions.cc (who is there), arbiter_messages.cc (what workers say), arbiter_pump.cc (who
-// gets what), arbiter_rotation.cc (which layers rotate).
+// gets what), arbiter_rotation.cc (which layers rotate), arbiter_link.cc (how fast others copy
+// meanwhile).
 //
 // Each event changes the sessions and the ledger and then calls Pump, which looks at the whole
 // state and moves it on: demand is never remembered as promises to particular slabs, but recomputed
@@ -152,6 +153,10 @@ class Arbiter::Impl {
   void GrantSpare(Session& session, uint32_t count, absl::Time now);
   // Free slabs that growth of KV may ask for soon, and that no layer should come back for.
   uint32_t KvReserve() const;
+
+  // arbiter_link.cc
+  // Tells sessions how fast they may restore and move blocks, where that has changed.
+  void ShareLink(absl::Time now);
 
   // arbiter_pump.cc
   void Pump(absl::Time now);

@@ -349,6 +349,7 @@ void Arbiter::Impl::OnReport(SessionId id, const SessionLoad& load, absl::Time n
   if (load.active || session->load.active) session->last_active = now;
   session->silent_from = now + options_.report_patience;
   session->load = load;
+  session->blocks.Observe(load.block_bytes, now);
   session->next_use.Observe(load.active, now);
   const uint64_t idle = uint64_t{load.kv_slabs_cached} + load.kv_slabs_free;
   session->kv_idle = static_cast<uint32_t>(std::min<uint64_t>(idle, session->kv_held));

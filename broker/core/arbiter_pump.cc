@@ -94,6 +94,7 @@ void Arbiter::Impl::Pump(absl::Time now) {
       session->rotation.reversion.Reset();
     }
   }
+  ShareLink(now);
   for (SendGrant& grant : std::exchange(pending_grants_, {})) Act(std::move(grant));
 }
 

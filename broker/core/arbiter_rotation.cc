@@ -243,7 +243,7 @@ bool Arbiter::Impl::RevertLayersOf(Session& session, int64_t& spare, absl::Time 
   const auto there = static_cast<uint32_t>(
       std::clamp<int64_t>(spare + PlanFor(request, now).slabs, 0,
                           std::min(all, QuotaRoom(session) + session.kv_revoking + own)));
-  RotationInputs inputs = GrantedRotation(list_, session, Rules());
+  RotationInputs inputs = GrantedRotation(list_, session, Rules(), now);
   const Reversion reversion =
       ChooseReversion(inputs.cost, RulesOf(options_.rotation), freed, rotation.now.slots, there);
   const bool wanted = reversion.reason == ReversionReason::kCap || options_.rotation.reversion;

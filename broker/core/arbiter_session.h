@@ -10,6 +10,7 @@
 
 #include "absl/time/time.h"
 #include "broker/core/arbiter.h"
+#include "broker/core/link_budget.h"
 #include "broker/core/next_use.h"
 #include "broker/core/rotation_plan.h"
 #include "broker/core/slab_moves.h"
@@ -130,6 +131,9 @@ struct Session {
   bool pressure_sent = false;
 
   SessionLoad load;
+  LinkTraffic blocks;  // KV, on the link that parameters come over
+  // What the worker was told last (SendLinkLimit).
+  double link_limit = 0;
   absl::Time last_active = absl::InfinitePast();
   NextUse next_use;  // of the tenant, with what its earlier sessions showed
   // When the worker counts as silent unless it reports before; not before it has reported once.
@@ -172,6 +176,12 @@ struct Session {
   // Whether the place has no slab and needs one.
   bool VacantAt(uint32_t place) const {
     return !parameters[place].has_value() && !rotation.rotates[StageOf(place)];
+  }
+  // Parameters are being granted, mapped or copied.
+  bool Restoring() const {
+    return std::any_of(grants.begin(), grants.end(), [](const GrantInFlight& grant) {
+      return grant.role == SlabRole::kParameter;
+    });
   }
   // Of parameters, or of slabs that are to become some.
   bool ParameterGrantInFlight() const {

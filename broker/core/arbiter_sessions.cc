@@ -310,6 +310,7 @@ void Arbiter::Impl::Readmit(Session& session, absl::Span<const HeldSlab> held,
   session.phase = SessionPhase::kConnected;
   session.phase_deadline = absl::InfiniteFuture();
   session.load = SessionLoad{.active = true};
+  session.link_limit = 0;
   session.last_active = now;
   session.next_use.Observe(true, now);
   session.silent_from = now + options_.report_patience;

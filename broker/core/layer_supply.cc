@@ -1,11 +1,15 @@
 #include "broker/core/layer_supply.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "broker/core/link_budget.h"
 
 namespace palimpsest {
 namespace {
+
+// Blocks that take less than this of the link do not count as copies under way.
+constexpr double kTrafficThatCounts = 0.01;
 
 bool Rotatable(const Session& session) {
   return session.connected() && session.rotation.layers.layers > 0;
@@ -36,19 +40,26 @@ RotationCost WholeLinkCost(const Session& session, const SupplyRules& rules) {
 }
 
 // All sessions copy over one link, each piece of a slab over its own GPU's.
+LinkUse UseOf(absl::Span<Session* const> sessions, absl::Time now) {
+  LinkUse use;
+  for (const Session* session : sessions) {
+    use.bytes_per_second = std::max(use.bytes_per_second, session->load.image_bytes_per_second);
+    if (!session->connected()) continue;
+    use.restores_expected = use.restores_expected || session->missing() > 0 || session->Restoring();
+    if (!session->SilentAt(now)) use.block_bytes_per_second += session->blocks.bytes_per_second();
+  }
+  return use;
+}
+
 struct Tenants {
   std::vector<Session*> sessions;
   std::vector<RotatingTenant> tenants;
   double link_share = 0.0;
 };
 
-Tenants Collect(absl::Span<Session* const> sessions, const SupplyRules& rules) {
+Tenants Collect(absl::Span<Session* const> sessions, const SupplyRules& rules, absl::Time now) {
   Tenants all;
-  LinkUse use;
   for (Session* session : sessions) {
-    use.bytes_per_second = std::max(use.bytes_per_second, session->load.image_bytes_per_second);
-    use.restores_expected =
-        use.restores_expected || (session->connected() && session->missing() > 0);
     if (!Rotatable(*session)) continue;
     all.sessions.push_back(session);
     all.tenants.push_back({.priority = session->config.priority,
@@ -56,7 +67,7 @@ Tenants Collect(absl::Span<Session* const> sessions, const SupplyRules& rules) {
                            .freed = session->rotation.now.freed(),
                            .slots = session->rotation.now.slots});
   }
-  all.link_share = RotationShare(use, LinkBudgetRules());
+  all.link_share = RotationShare(UseOf(sessions, now), LinkBudgetRules());
   return all;
 }
 
@@ -99,7 +110,7 @@ std::vector<LayerOffer> PlanLayers(absl::Span<Session* const> sessions, const Se
                                    LayersOf whose, uint32_t need, const SupplyRules& rules,
                                    absl::Time now) {
   if (!rules.rotation.enabled) return {};
-  Tenants all = Collect(sessions, rules);
+  Tenants all = Collect(sessions, rules, now);
   std::vector<bool> may_give = Limit(all, requester, whose, now);
   if (std::count(may_give.begin(), may_give.end(), true) == 0) return {};
   const RotationRules how = RulesOf(rules.rotation);
@@ -141,10 +152,38 @@ RemapCandidate CandidateOf(const LayerOffer& offer, absl::Time now) {
 }
 
 RotationInputs GrantedRotation(absl::Span<Session* const> sessions, const Session& session,
-                               const SupplyRules& rules) {
-  const Tenants all = Collect(sessions, rules);
+                               const SupplyRules& rules, absl::Time now) {
+  const Tenants all = Collect(sessions, rules, now);
   const auto found = std::find(all.sessions.begin(), all.sessions.end(), &session);
   return InputsOf(all, static_cast<size_t>(found - all.sessions.begin()));
+}
+
+std::vector<double> BackgroundLimitsOf(absl::Span<Session* const> sessions,
+                                       const SupplyRules& rules, absl::Duration patience,
+                                       absl::Time now) {
+  const double link = UseOf(sessions, now).bytes_per_second;
+  const double headroom = RulesOf(rules.rotation).headroom;
+  std::vector<LinkUser> users;
+  for (const Session* session : sessions) {
+    LinkUser user;
+    const SessionRotation& rotation = session->rotation;
+    // Layers rotate as long as steps run.
+    if (session->connected() && session->load.active && rotation.now.freed() > 0) {
+      const double needed =
+          ShareNeeded(WholeLinkCost(*session, rules), rotation.now.freed(), rotation.now.slots);
+      user.promised = std::min(needed / (1.0 - headroom), 1.0);
+    }
+    user.copies =
+        session->connected() &&
+        (session->Restoring() || session->blocks.bytes_per_second() > kTrafficThatCounts * link);
+    const Bytes image = rules.slab_bytes * static_cast<int64_t>(session->image_slabs());
+    user.least_bytes_per_second =
+        static_cast<double>(image.count()) / absl::ToDoubleSeconds(patience);
+    users.push_back(user);
+  }
+  std::vector<double> limits = BackgroundLimits(users, link, LinkBudgetRules());
+  for (double& limit : limits) limit = std::isinf(limit) ? 0.0 : limit;
+  return limits;
 }
 
 }  // namespace palimpsest

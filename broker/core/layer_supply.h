@@ -1,5 +1,6 @@
 // Layers of running tenants as a source of memory: who may give some, what the conditions of
-// rotation_plan.h are asked about, and what a rotation would be. Pure functions of the sessions.
+// rotation_plan.h are asked about, what a rotation would be, and what rotations leave of the link.
+// Pure functions of the sessions.
 #ifndef PALIMPSEST_BROKER_CORE_LAYER_SUPPLY_H_
 #define PALIMPSEST_BROKER_CORE_LAYER_SUPPLY_H_
 
@@ -37,7 +38,14 @@ RemapCandidate CandidateOf(const LayerOffer& offer, absl::Time now);
 
 // What the session's rotation costs, with the share of the link that others leave it.
 RotationInputs GrantedRotation(absl::Span<Session* const> sessions, const Session& session,
-                               const SupplyRules& rules);
+                               const SupplyRules& rules, absl::Time now);
+
+// Bytes per second that each session may restore and move of blocks (BackgroundLimits), in the
+// order of sessions; 0: as many as it likes. A restore of a whole image gets as much as it takes to
+// end within `patience`.
+std::vector<double> BackgroundLimitsOf(absl::Span<Session* const> sessions,
+                                       const SupplyRules& rules, absl::Duration patience,
+                                       absl::Time now);
 
 RotationRules RulesOf(const RotationOptions& options);
 

@@ -127,34 +127,6 @@ TEST(PlanRotationsTest, EachRule) {
   }
 }
 
-TEST(LinkBudgetTest, WhatIsKeptForRestoresAndBlocks) {
-  const LinkBudgetRules rules{.restore_share = 0.25, .most_block_share = 0.2};
-  EXPECT_EQ(RotationShare({.bytes_per_second = 100}, rules), 1.0);
-  EXPECT_EQ(RotationShare({.bytes_per_second = 100, .restores_expected = true}, rules), 0.75);
-  EXPECT_DOUBLE_EQ(RotationShare({.bytes_per_second = 100, .block_bytes_per_second = 10}, rules),
-                   0.9);
-  EXPECT_DOUBLE_EQ(RotationShare({.bytes_per_second = 100, .block_bytes_per_second = 90}, rules),
-                   0.8);
-  EXPECT_DOUBLE_EQ(
-      RotationShare(
-          {.bytes_per_second = 100, .block_bytes_per_second = 90, .restores_expected = true},
-          rules),
-      0.55);
-  EXPECT_EQ(RotationShare({.bytes_per_second = 1, .restores_expected = true},
-                          {.restore_share = 2.0, .most_block_share = 0}),
-            0.0);
-}
-
-TEST(LinkBudgetTest, AShareIsNeededExactlyWhereItSuffices) {
-  const RotationCost whole = Tenant(0, 4.5).whole_link;
-  const double share = ShareNeeded(whole, 2, 1);
-  EXPECT_NEAR(share, 0.5, 1e-12);
-  EXPECT_TRUE(Overlaps(WithShare(whole, share * 1.0001), 2, 1));
-  EXPECT_FALSE(Overlaps(WithShare(whole, share * 0.9999), 2, 1));
-  EXPECT_EQ(ShareNeeded(whole, 0, 0), 0.0);
-  EXPECT_GT(ShareNeeded(whole, 31, 1), 1.0);
-}
-
 struct ReversionCase {
   std::string rule;
   double copy_ms;

@@ -1,6 +1,7 @@
 #include "broker/core/simulated_node.h"
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -263,6 +264,19 @@ void SimulatedNode::Do(const SendKvPressure& pressure) {
   }
 }
 
+void SimulatedNode::Do(const SendLinkLimit& limit) {
+  absl::StrAppend(&log_, "link limit ", limit.session.value(), " ", limit.bytes_per_second, "\n");
+  const auto found = workers_.find(limit.session);
+  if (found == workers_.end() || found->second.killed || !found->second.connected) {
+    return Problem("a limit for a session that is not connected");
+  }
+  if (!std::isfinite(limit.bytes_per_second) || limit.bytes_per_second < 0 ||
+      limit.bytes_per_second == found->second.link_limit) {
+    Problem("a limit that is none or was told before");
+  }
+  found->second.link_limit = limit.bytes_per_second;
+}
+
 void SimulatedNode::Do(const KillProcess& kill) {
   absl::StrAppend(&log_, "kill ", kill.session.value(), " ", kill.why, "\n");
   const auto found = workers_.find(kill.session);
@@ -328,6 +342,7 @@ absl::Status SimulatedNode::Reattach(SimulatedWorker& worker) {
   worker.grants.clear();
   worker.revokes.clear();
   worker.rotations.clear();
+  worker.link_limit = 0;
   std::vector<HeldSlab> held;
   for (const auto& [slab, entry] : worker.held) held.push_back(entry);
   // Connected before the call, because answers of it arrive with Drain.

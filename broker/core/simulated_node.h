@@ -55,6 +55,7 @@ struct SimulatedWorker {
   std::optional<absl::Time> activation_deadline;
   int refusals = 0;
   int pressures = 0;
+  double link_limit = 0;
 
   std::vector<SlabId> Slabs(SlabRole role) const;
   uint32_t Count(SlabRole role) const { return static_cast<uint32_t>(Slabs(role).size()); }
@@ -142,6 +143,7 @@ class SimulatedNode {
   void Do(SendSetRotation rotation);
   void Do(const SendActivateRefused& refused);
   void Do(const SendKvPressure& pressure);
+  void Do(const SendLinkLimit& limit);
   void Do(const KillProcess& kill);
   void Do(const CleanSlabs& clean);
   void Do(const SessionEnded& ended);

@@ -213,6 +213,7 @@ class Broker : public DescriptorDelegate {
   void Perform(const Work& work, const SendSetRotation& rotation);
   void Perform(const Work& work, const SendActivateRefused& refused);
   void Perform(const Work& work, const SendKvPressure& pressure);
+  void Perform(const Work& work, const SendLinkLimit& limit);
   void Perform(const Work& work, const KillProcess& kill);
   void Perform(const Work& work, const CleanSlabs& clean);
   void Perform(const Work& work, const SessionEnded& ended);

@@ -257,6 +257,13 @@ void Broker::Perform(const Work& work, const SendKvPressure& pressure) {
   work.stream->Send(std::move(message));
 }
 
+void Broker::Perform(const Work& work, const SendLinkLimit& limit) {
+  if (work.stream == nullptr) return;
+  v1::BrokerMessage message;
+  message.mutable_link_limit()->set_bytes_per_second(limit.bytes_per_second);
+  work.stream->Send(std::move(message));
+}
+
 void Broker::Perform(const Work& work, const KillProcess& kill) {
   const Session& session = *work.session;
   Log(LogLevel::kWarning, "worker killed",
@@ -349,6 +356,8 @@ void Broker::FillTenant(const TenantSnapshot& tenant, TenantId id, v1::TenantMem
   load.set_image_bytes_per_second(tenant.load.image_bytes_per_second);
   load.set_rotation_stall_seconds(absl::ToDoubleSeconds(tenant.load.rotation_stall));
   load.set_rotation_bytes(tenant.load.rotation_bytes);
+  load.set_restored_bytes(tenant.load.restored_bytes);
+  load.set_block_bytes(tenant.load.block_bytes);
   load.set_cached_slab_seconds(absl::ToDoubleSeconds(tenant.load.cached_slab));
   out.set_context_allowance_bytes(
       static_cast<uint64_t>(options_.context_allowance[id.value()].count()));
@@ -367,6 +376,7 @@ void Broker::FillTenant(const TenantSnapshot& tenant, TenantId id, v1::TenantMem
   out.set_revokes_in_flight(tenant.revokes_in_flight);
   out.set_activation_waiting(tenant.activation_waiting);
   out.set_kv_target_slabs(tenant.kv_target_slabs);
+  out.set_link_limit_bytes_per_second(tenant.link_limit);
   out.set_fingerprint(absl::BytesToHexString(parts_.images.Fingerprint(id)));
   if (!tenant.session.has_value()) return;
   const auto session = sessions_.find(*tenant.session);

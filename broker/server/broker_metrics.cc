@@ -68,18 +68,26 @@ void BrokerMetrics::AdvanceTo(prometheus::Counter& counter, uint64_t total) {
   if (missing > 0) counter.Increment(missing);
 }
 
-void BrokerMetrics::AddRotation(const v1::TenantMemory& tenant) {
-  WorkerTotals& seen = rotation_[tenant.tenant()];
+void BrokerMetrics::AddWorkerTotals(const v1::TenantMemory& tenant) {
+  WorkerTotals& seen = workers_[tenant.tenant()];
+  const v1::Report& load = tenant.load();
   const WorkerTotals now{.pid = tenant.pid(),
-                         .stall_seconds = tenant.load().rotation_stall_seconds(),
-                         .rotation_bytes = static_cast<double>(tenant.load().rotation_bytes())};
+                         .stall_seconds = load.rotation_stall_seconds(),
+                         .rotation_bytes = static_cast<double>(load.rotation_bytes()),
+                         .restored_bytes = static_cast<double>(load.restored_bytes()),
+                         .block_bytes = static_cast<double>(load.block_bytes())};
   // A worker that has attached but not reported says nothing yet.
-  if (now.pid == 0 || now.rotation_bytes == 0) return;
+  if (now.pid == 0 || now.rotation_bytes + now.restored_bytes + now.block_bytes == 0) return;
   if (now.pid != seen.pid) seen = WorkerTotals{.pid = now.pid};
   metrics_.Counter<"palimpsest_broker_rotation_stall_seconds_total">(tenant.tenant())
       .Increment(std::max(now.stall_seconds - seen.stall_seconds, 0.0));
-  metrics_.Counter<"palimpsest_broker_rotation_bytes_total">(tenant.tenant())
-      .Increment(std::max(now.rotation_bytes - seen.rotation_bytes, 0.0));
+  const auto add = [&](const char* kind, double bytes, double before) {
+    metrics_.Counter<"palimpsest_broker_link_bytes_total">(tenant.tenant(), kind)
+        .Increment(std::max(bytes - before, 0.0));
+  };
+  add("rotation", now.rotation_bytes, seen.rotation_bytes);
+  add("restore", now.restored_bytes, seen.restored_bytes);
+  add("blocks", now.block_bytes, seen.block_bytes);
   seen = now;
 }
 
@@ -107,7 +115,9 @@ void BrokerMetrics::Refresh(const v1::GetStatusResponse& status,
     m.Gauge<"palimpsest_broker_tenant_context_bytes">(name, "measured")
         .Set(static_cast<double>(tenant.load().context_bytes()));
     m.Gauge<"palimpsest_broker_tenant_freed_layers">(name).Set(tenant.freed_layers());
-    AddRotation(tenant);
+    m.Gauge<"palimpsest_broker_tenant_link_limit_bytes_per_second">(name).Set(
+        tenant.link_limit_bytes_per_second());
+    AddWorkerTotals(tenant);
     m.Gauge<"palimpsest_broker_tenant_floor_slabs">(name).Set(tenant.floor_slabs());
     m.Gauge<"palimpsest_broker_tenant_quota_slabs">(name).Set(tenant.quota_slabs());
     m.Gauge<"palimpsest_broker_tenant_kv_target_slabs">(name).Set(tenant.kv_target_slabs());

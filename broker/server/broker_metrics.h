@@ -45,16 +45,18 @@ class BrokerMetrics {
     int32_t pid = 0;
     double stall_seconds = 0;
     double rotation_bytes = 0;
+    double restored_bytes = 0;
+    double block_bytes = 0;
   };
 
   // Adds what the tenant's workers have counted since the last call.
-  void AddRotation(const v1::TenantMemory& tenant) ABSL_EXCLUSIVE_LOCKS_REQUIRED(refresh_mu_);
+  void AddWorkerTotals(const v1::TenantMemory& tenant) ABSL_EXCLUSIVE_LOCKS_REQUIRED(refresh_mu_);
   // Advances a counter to `total`.
   static void AdvanceTo(prometheus::Counter& counter, uint64_t total);
 
   Metrics& metrics_;
   Mutex refresh_mu_;
-  std::map<std::string, WorkerTotals> rotation_ ABSL_GUARDED_BY(refresh_mu_);
+  std::map<std::string, WorkerTotals> workers_ ABSL_GUARDED_BY(refresh_mu_);
 };
 
 }  // namespace palimpsest

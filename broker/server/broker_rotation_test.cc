@@ -47,6 +47,7 @@ TEST_F(BrokerRotationTest, LayersMakeRoomForKvAndComeBack) {
   EXPECT_EQ(alpha.rotating_stages_size(), 3);
   EXPECT_EQ(alpha.slot_slabs(), 1u);
   EXPECT_EQ(alpha.parameter_slabs(), static_cast<uint32_t>(kWhole - 3));
+  EXPECT_GT(alpha.link_limit_bytes_per_second(), 0);
 
   Must(*worker, "kv 1 1");
   Must(*worker, "report active unused");
@@ -59,6 +60,7 @@ TEST_F(BrokerRotationTest, LayersMakeRoomForKvAndComeBack) {
     changes += transfer.kind() == v1::Transfer::KIND_ROTATE ? 1 : 0;
   }
   EXPECT_GE(changes, 2);
+  EXPECT_EQ(status.tenants(0).link_limit_bytes_per_second(), 0);
 }
 
 TEST_F(BrokerRotationTest, ARestartedBrokerKnowsWhatRotates) {

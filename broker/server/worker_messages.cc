@@ -100,6 +100,8 @@ absl::StatusOr<WorkerEvent> CheckedLoad(const v1::Report& report) {
                      .image_bytes_per_second = report.image_bytes_per_second(),
                      .rotation_stall = absl::Seconds(report.rotation_stall_seconds()),
                      .rotation_bytes = report.rotation_bytes(),
+                     .restored_bytes = report.restored_bytes(),
+                     .block_bytes = report.block_bytes(),
                      .cached_slab = absl::Seconds(report.cached_slab_seconds())};
 }
 

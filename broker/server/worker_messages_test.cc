@@ -77,6 +77,8 @@ TEST(ParseWorkerMessage, ReadsSpeedsOfAReportAndRefusesWhatIsNone) {
   report.set_image_bytes_per_second(5e10);
   report.set_rotation_stall_seconds(3);
   report.set_rotation_bytes(7);
+  report.set_restored_bytes(8);
+  report.set_block_bytes(9);
   report.set_cached_slab_seconds(0.75);
   const auto event = ParseWorkerMessage(message, kPool);
   ASSERT_TRUE(event.ok()) << event.status();
@@ -87,6 +89,8 @@ TEST(ParseWorkerMessage, ReadsSpeedsOfAReportAndRefusesWhatIsNone) {
   EXPECT_EQ(load.image_bytes_per_second, 5e10);
   EXPECT_EQ(load.rotation_stall, absl::Seconds(3));
   EXPECT_EQ(load.rotation_bytes, 7u);
+  EXPECT_EQ(load.restored_bytes, 8u);
+  EXPECT_EQ(load.block_bytes, 9u);
   EXPECT_EQ(load.cached_slab, absl::Milliseconds(750));
   report.set_prefill_share(1.5);
   EXPECT_THAT(Refusal(message), HasSubstr("prefill_share"));

@@ -91,6 +91,12 @@ GrpcMemoryClient::GrpcMemoryClient(Options options)
     : options_(std::move(options)),
       host_(options_.restore_threads),
       backend_(options_.backend == nullptr ? host_ : *options_.backend),
+      pacer_([this](LinkPacer::Kind kind, absl::Duration waited) {
+        prometheus::Counter* const counter = kind == LinkPacer::Kind::kRestore
+                                                 ? instruments_.restores_held_back
+                                                 : instruments_.blocks_held_back;
+        if (counter != nullptr) counter->Increment(absl::ToDoubleSeconds(waited));
+      }),
       jitter_(static_cast<uint32_t>(RandomSeed())) {
   if (options_.metrics == nullptr) return;
   Metrics& metrics = *options_.metrics;
@@ -103,6 +109,9 @@ GrpcMemoryClient::GrpcMemoryClient(Options options)
       .gate_wait = &metrics.Histogram<"palimpsest_worker_gate_wait_seconds">(),
       .restored_bytes = &metrics.Counter<"palimpsest_worker_restored_bytes_total">(),
       .rotation_bytes = &metrics.Counter<"palimpsest_worker_rotation_bytes_total">(),
+      .restores_held_back =
+          &metrics.Counter<"palimpsest_worker_link_wait_seconds_total">("restore"),
+      .blocks_held_back = &metrics.Counter<"palimpsest_worker_link_wait_seconds_total">("blocks"),
       .checksum_failures = &metrics.Counter<"palimpsest_worker_checksum_failures_total">(),
       .reconnects = &metrics.Counter<"palimpsest_worker_broker_reconnects_total">(),
       .connected = &metrics.Gauge<"palimpsest_worker_broker_connected">(),
@@ -250,6 +259,7 @@ void GrpcMemoryClient::Stop() {
     connection = connection_;
     changed_.SignalAll();
   }
+  pacer_.Open();
   if (gate_ != nullptr) gate_->Fail(absl::CancelledError("the worker shuts down"));
   if (connection != nullptr) connection->Shutdown();
   for (std::thread* thread : {&link_, &writer_, &mapper_, &restore_thread_}) {
@@ -258,6 +268,7 @@ void GrpcMemoryClient::Stop() {
 }
 
 void GrpcMemoryClient::Detach() {
+  pacer_.Open();
   gate_->Fail(absl::CancelledError("the worker has detached"));
   {
     MutexLock lock(&mu_);

@@ -47,6 +47,7 @@
 #include "worker/memory/broker_connection.h"
 #include "worker/memory/host_memory.h"
 #include "worker/memory/image_restorer.h"
+#include "worker/memory/link_pacer.h"
 #include "worker/memory/memory_client.h"
 #include "worker/memory/parameter_gate.h"
 #include "worker/memory/parameter_slabs.h"
@@ -113,6 +114,10 @@ class GrpcMemoryClient : public MemoryClient {
   Bytes workspace_bytes() const { return slab_bytes_ * workspace_->places(); }
   std::vector<ImagePiece> image(int rank = 0) const { return restorer_->Pieces(rank); }
 
+  // What copies KV blocks over the link of the parameters awaits its turns there. Lives as long as
+  // the client.
+  LinkPacer& pacer() { return pacer_; }
+
   // What this process takes of the GPU beside slabs, for the broker; goes with every report.
   void SetContextBytes(Bytes bytes);
   // Speed of copies from the image to one GPU, for the broker; in host memory it is measured here.
@@ -174,6 +179,8 @@ class GrpcMemoryClient : public MemoryClient {
     prometheus::Histogram* gate_wait = nullptr;
     prometheus::Counter* restored_bytes = nullptr;
     prometheus::Counter* rotation_bytes = nullptr;
+    prometheus::Counter* restores_held_back = nullptr;
+    prometheus::Counter* blocks_held_back = nullptr;
     prometheus::Counter* checksum_failures = nullptr;
     prometheus::Counter* reconnects = nullptr;
     prometheus::Gauge* connected = nullptr;
@@ -246,6 +253,7 @@ class GrpcMemoryClient : public MemoryClient {
   HostMemory host_;
   MemoryBackend& backend_;
   Instruments instruments_;
+  LinkPacer pacer_;
 
   // Set by Start, then constant.
   v1::ImageManifest manifest_;

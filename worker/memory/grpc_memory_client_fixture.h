@@ -9,6 +9,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <thread>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -140,6 +141,14 @@ class GrpcMemoryClientTest : public ::testing::Test {
       if (absl::Status status = client_->gate().AwaitStage(stage); !status.ok()) return status;
     }
     return absl::OkStatus();
+  }
+
+  void AwaitRestored(int32_t slabs) {
+    const absl::Time deadline = MonotonicNow() + kPatience;
+    while (client_->Mapped().parameters < slabs) {
+      ASSERT_LT(MonotonicNow(), deadline);
+      std::this_thread::yield();
+    }
   }
 
   bool SlabIsRestored(uint32_t slab) {

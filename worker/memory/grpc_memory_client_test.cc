@@ -2,6 +2,7 @@
 
 #include <sys/resource.h>
 
+#include <cmath>
 #include <cstring>
 #include <functional>
 #include <thread>
@@ -247,6 +248,56 @@ TEST_F(GrpcMemoryClientTest, RevokeRightAfterAGrantIsAnswered) {
     client_->FinishParameterRevoke(AwaitEvent<ParametersRevoked>().id);
     broker_.Await(Case::kRevokeDone);
     EXPECT_EQ(client_->Mapped().parameters, 0);
+  }
+}
+
+// At one byte per second a second slab would wait for weeks.
+TEST_F(GrpcMemoryClientTest, RestoresAreHeldBackToTheLinkLimit) {
+  Connect();
+  broker_.LimitLink(1);
+  broker_.Grant(v1::SLAB_ROLE_PARAMETER, {0, 1, 2, 3}, {0, 1, 2, 3});
+  AwaitRestored(1);
+  EXPECT_EQ(client_->pacer().copied(LinkPacer::Kind::kRestore), Bytes(kSlabBytes));
+  broker_.LimitLink(0);
+  ASSERT_TRUE(AwaitAllStages().ok());
+  for (uint32_t slab = 0; slab < 4; ++slab) EXPECT_TRUE(SlabIsRestored(slab));
+  broker_.Await(Case::kGrantMapped);
+  client_->pacer().AwaitTurn(LinkPacer::Kind::kBlocks, Bytes(7));
+  client_->SendReport({.active = true});
+  const v1::Report report = broker_.Await(Case::kReport).report();
+  EXPECT_EQ(report.restored_bytes(), 4u * kSlabBytes);
+  EXPECT_EQ(report.block_bytes(), 7u);
+}
+
+TEST_F(GrpcMemoryClientTest, NobodyIsHeldBackWhenTheBrokerOrTheWorkerEnds) {
+  Connect();
+  broker_.LimitLink(1);
+  broker_.Grant(v1::SLAB_ROLE_PARAMETER, {0, 1, 2, 3}, {0, 1, 2, 3});
+  AwaitRestored(1);
+  // The next broker does not know of the limit.
+  broker_.Kill();
+  broker_.Start();
+  ASSERT_TRUE(AwaitAllStages().ok());
+  broker_.AwaitAttached(2);
+  const std::vector<uint32_t> all = {0, 1, 2, 3};
+  broker_.RevokeParameters(all);
+  client_->FinishParameterRevoke(AwaitEvent<ParametersRevoked>().id);
+  broker_.Await(Case::kRevokeDone);
+  broker_.LimitLink(1);
+  broker_.Grant(v1::SLAB_ROLE_PARAMETER, all, all);
+  AwaitRestored(1);
+  client_->Detach();
+  broker_.Await(Case::kDetach);
+}
+
+TEST_F(GrpcMemoryClientTest, LimitsThatAreNoneEndTheSession) {
+  Connect();
+  int attached = 1;
+  for (const double limit : {-1.0, std::nan(""), HUGE_VAL}) {
+    broker_.LimitLink(limit);
+    AwaitEvent<BrokerLost>();
+    broker_.AwaitAttached(++attached);
+    EXPECT_FALSE(client_->pacer().limited());
   }
 }
 

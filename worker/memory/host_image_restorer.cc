@@ -70,6 +70,9 @@ void HostImageRestorer::Work() {
     mu_.Unlock();
     absl::Status status;
     if (job.progress->wanted(slab)) {
+      if (job.progress->pacer != nullptr) {
+        job.progress->pacer->AwaitTurn(LinkPacer::Kind::kRestore, slab_bytes_);
+      }
       status = CopySlab(job.base, slab);
       if (status.ok()) job.progress->done(slab);
     }

@@ -18,6 +18,7 @@
 #include "common/fd.h"
 #include "common/ids.h"
 #include "worker/core/model_runner.h"
+#include "worker/memory/link_pacer.h"
 
 namespace palimpsest {
 
@@ -41,7 +42,7 @@ struct ImageShape {
 
 class ImageRestorer {
  public:
-  // How a restore goes on. All may be called from several threads, and must not block.
+  // How a restore goes on. All functions may be called from several threads, and must not block.
   struct Progress {
     // Whether the slab is to be restored, asked when its turn comes.
     std::function<bool(RegionIndex)> wanted;
@@ -49,6 +50,8 @@ class ImageRestorer {
     std::function<void(RegionIndex)> queued;
     // The slab holds the image's bytes, on every GPU.
     std::function<void(RegionIndex)> done;
+    // Whose turn each wanted slab awaits; null: nobody's.
+    LinkPacer* pacer = nullptr;
   };
 
   virtual ~ImageRestorer() = default;

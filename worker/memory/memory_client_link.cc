@@ -1,6 +1,7 @@
 // The link of GrpcMemoryClient: sessions with one broker after the other, what they say and are
 // told.
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -173,6 +174,7 @@ absl::Status GrpcMemoryClient::CheckSameMemory(const v1::Attached& attached) con
 
 void GrpcMemoryClient::SessionAttached(const v1::Attached& attached, bool reattached) {
   session_ = SessionId(attached.session_id());
+  pacer_.SetLimit(0);
   connected_ = true;
   kv_target_sent_ = false;
   load_sent_ = false;
@@ -209,6 +211,12 @@ absl::Status GrpcMemoryClient::Handle(v1::BrokerMessage message) {
       MutexLock lock(&mu_);
       Push(KvPressureSeen{static_cast<int32_t>(
           std::min<uint32_t>(message.kv_pressure().target_slabs(), kv_->places()))});
+      return absl::OkStatus();
+    }
+    case v1::BrokerMessage::kLinkLimit: {
+      const double limit = message.link_limit().bytes_per_second();
+      if (!(limit >= 0 && std::isfinite(limit))) break;
+      pacer_.SetLimit(limit);
       return absl::OkStatus();
     }
     case v1::BrokerMessage::kImageProgress:
@@ -332,6 +340,11 @@ v1::WorkerMessage GrpcMemoryClient::ReportMessage() const {
   report.set_rotation_stall_seconds(load.rotation_stall_seconds);
   report.set_rotation_bytes(static_cast<uint64_t>((load.rotation_bytes + rotation_bytes_).count()));
   report.set_cached_slab_seconds(load.cached_slab_seconds);
+  const auto copied = [this](LinkPacer::Kind kind) {
+    return static_cast<uint64_t>(pacer_.copied(kind).count());
+  };
+  report.set_restored_bytes(copied(LinkPacer::Kind::kRestore));
+  report.set_block_bytes(copied(LinkPacer::Kind::kBlocks));
   return message;
 }
 

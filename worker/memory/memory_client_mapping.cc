@@ -293,7 +293,9 @@ void GrpcMemoryClient::RestorerLoop() {
 
 void GrpcMemoryClient::Restore(const RestoreTask& task) {
   const absl::Time start = MonotonicNow();
+  const absl::Duration waited = pacer_.waited(LinkPacer::Kind::kRestore);
   ImageRestorer::Progress progress;
+  progress.pacer = &pacer_;
   progress.wanted = [this](RegionIndex index) {
     MutexLock lock(&mu_);
     return !stopping_ && !detaching_ && slabs_->BeginRestore(index);
@@ -330,7 +332,8 @@ void GrpcMemoryClient::Restore(const RestoreTask& task) {
   const absl::Duration restore_time = MonotonicNow() - start;
   Observe(instruments_.restore, restore_time);
   MutexLock lock(&mu_);
-  if (restorer_->copies_slabs()) {
+  const bool held_back = pacer_.waited(LinkPacer::Kind::kRestore) > waited;
+  if (restorer_->copies_slabs() && !held_back) {
     Copied(slab_bytes_ * copied.load() / options_.restore_threads, restore_time);
   }
   if (task.grant.has_value()) {

@@ -87,6 +87,10 @@ absl::Status ThreadedSwapCopier::AwaitLayer(int layer) {
   return failure_;
 }
 
+void ThreadedSwapCopier::AwaitTurn(Bytes bytes) {
+  if (pacer_ != nullptr) pacer_->AwaitTurn(LinkPacer::Kind::kBlocks, bytes);
+}
+
 void ThreadedSwapCopier::Pass(int layers) {
   MutexLock lock(&mutex_);
   passed_ = layers;

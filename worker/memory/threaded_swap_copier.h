@@ -14,8 +14,10 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/time/time.h"
+#include "common/bytes.h"
 #include "common/mutex.h"
 #include "worker/core/swap_copier.h"
+#include "worker/memory/link_pacer.h"
 
 namespace palimpsest {
 
@@ -33,7 +35,8 @@ class ThreadedSwapCopier : public SwapCopier {
   absl::Status AwaitLayer(int layer) override;
 
  protected:
-  ThreadedSwapCopier() = default;
+  // Copies await their turns there; null: nobody's. Outlives the copier.
+  explicit ThreadedSwapCopier(LinkPacer* pacer) : pacer_(pacer) {}
 
   void StartThreads();
   // What was started ends before.
@@ -45,6 +48,9 @@ class ThreadedSwapCopier : public SwapCopier {
   virtual absl::Status CopyIn(const SwapTransfer& transfer) = 0;
   // Layers before this one are there, as far as AwaitLayer says so.
   void Pass(int layers);
+
+  // For copies in the direction in which parameters come: blocks until this one may begin.
+  void AwaitTurn(Bytes bytes);
 
   // Whether a transfer is awaited that has not ended.
   bool Awaited() const;
@@ -61,6 +67,8 @@ class ThreadedSwapCopier : public SwapCopier {
   }
   // Whether a step that has come to this layer must wait.
   bool Missing(int layer) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  LinkPacer* const pacer_;
 
   mutable Mutex mutex_;
   CondVar changed_;

@@ -231,11 +231,13 @@ absl::StatusOr<ParameterGate*> WorkerProcess::MakeSwap(absl::Span<const ModelMem
                                                        int32_t swap_blocks) {
   if (swap_blocks == 0) return &memory_->gate();
   if (backend_ != nullptr) {
-    auto swap = MakeCudaSwapCopier(memory, config_.gpus, swap_blocks, model_.num_layers);
+    auto swap =
+        MakeCudaSwapCopier(memory, config_.gpus, swap_blocks, model_.num_layers, &memory_->pacer());
     if (!swap.ok()) return swap.status();
     swap_ = *std::move(swap);
   } else {
-    swap_ = std::make_unique<HostSwapCopier>(memory[0], swap_blocks, model_.num_layers);
+    swap_ = std::make_unique<HostSwapCopier>(memory[0], swap_blocks, model_.num_layers,
+                                             &memory_->pacer());
   }
   // The image's stages are the embedding, the layers and the head.
   swap_gate_ = std::make_unique<SwapGate>(&memory_->gate(), swap_.get(), /*first_layer=*/1,

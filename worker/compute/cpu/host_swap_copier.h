@@ -15,8 +15,10 @@ namespace palimpsest {
 class HostSwapCopier final : public ThreadedSwapCopier {
  public:
   // Blocks consist of `layers` equal parts. The arena takes memory only as it is written.
-  HostSwapCopier(const ModelMemory& memory, int32_t slots, int layers)
-      : memory_(memory),
+  // Both directions are copies within host memory, as those of parameters are: both await turns.
+  HostSwapCopier(const ModelMemory& memory, int32_t slots, int layers, LinkPacer* pacer = nullptr)
+      : ThreadedSwapCopier(pacer),
+        memory_(memory),
         layers_(layers),
         arena_(std::make_unique_for_overwrite<std::byte[]>(
             static_cast<size_t>((memory.kv_block_bytes * slots).count()))) {
@@ -27,7 +29,10 @@ class HostSwapCopier final : public ThreadedSwapCopier {
  private:
   absl::Status CopyOut(const SwapTransfer& transfer) override {
     const auto size = static_cast<size_t>(memory_.kv_block_bytes.count());
-    for (const SwapMove& move : transfer.moves) std::memcpy(At(move.slot), At(move.block), size);
+    for (const SwapMove& move : transfer.moves) {
+      AwaitTurn(memory_.kv_block_bytes);
+      std::memcpy(At(move.slot), At(move.block), size);
+    }
     return absl::OkStatus();
   }
 
@@ -37,6 +42,7 @@ class HostSwapCopier final : public ThreadedSwapCopier {
     for (int layer = 0; layer < layers_; ++layer) {
       const size_t begin = layer_size * static_cast<size_t>(layer);
       const size_t end = layer + 1 == layers_ ? size : begin + layer_size;
+      AwaitTurn(Bytes(static_cast<int64_t>((end - begin) * transfer.moves.size())));
       for (const SwapMove& move : transfer.moves) {
         std::memcpy(At(move.block) + begin, At(move.slot) + begin, end - begin);
       }

@@ -67,6 +67,23 @@ TEST_F(HostSwapCopierTest, TellsOfEachEnd) {
 }
 
 // A reader that follows layer by layer, as a step does.
+TEST_F(HostSwapCopierTest, CopiesAwaitTheirTurns) {
+  LinkPacer pacer;
+  HostSwapCopier copier({nullptr, kv_.data(), kBlock}, kSlots, kLayers, &pacer);
+  copier.Start(Transfer(Direction::kOut, {{BlockId(3), SwapSlot(9)}, {BlockId(7), SwapSlot(0)}}));
+  copier.AwaitAll();
+  EXPECT_EQ(pacer.copied(LinkPacer::Kind::kBlocks), kBlock * 2);
+  pacer.SetLimit(1);
+  Fill(5, 1);
+  copier.Start(Transfer(Direction::kIn, {{BlockId(5), SwapSlot(9)}}));
+  // The second layer would wait for as many seconds as the first one has bytes.
+  while (pacer.copied(LinkPacer::Kind::kBlocks) == kBlock * 2) std::this_thread::yield();
+  EXPECT_TRUE(copier.TakeEnded().size() < 2);
+  pacer.SetLimit(0);
+  copier.AwaitAll();
+  EXPECT_EQ(pacer.copied(LinkPacer::Kind::kBlocks), kBlock * 3);
+}
+
 TEST_F(HostSwapCopierTest, LayersThatArePassedAreThere) {
   std::mt19937 random(1);
   for (int round = 0; round < 300; ++round) {

@@ -81,7 +81,8 @@ absl::StatusOr<CudaCompute> MakeCudaCompute(const ModelConfig& model, const Imag
 
 absl::StatusOr<std::unique_ptr<SwapCopier>> MakeCudaSwapCopier(absl::Span<const ModelMemory> memory,
                                                                const std::vector<int>& gpus,
-                                                               int32_t slots, int layers) {
+                                                               int32_t slots, int layers,
+                                                               LinkPacer* pacer) {
   const absl::StatusOr<const CudaDriver*> driver = CudaDriver::Load();
   if (!driver.ok()) return driver.status();
   std::vector<CudaSwapCopier::Rank> ranks;
@@ -90,7 +91,7 @@ absl::StatusOr<std::unique_ptr<SwapCopier>> MakeCudaSwapCopier(absl::Span<const 
     if (!context.ok()) return context.status();
     ranks.push_back({*std::move(context), memory[i]});
   }
-  return CudaSwapCopier::Create(std::move(ranks), slots, layers);
+  return CudaSwapCopier::Create(std::move(ranks), slots, layers, pacer);
 }
 
 }  // namespace palimpsest

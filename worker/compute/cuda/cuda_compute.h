@@ -13,6 +13,7 @@
 #include "worker/core/block_copier.h"
 #include "worker/core/model_runner.h"
 #include "worker/core/swap_copier.h"
+#include "worker/memory/link_pacer.h"
 #include "worker/model/image_layout.h"
 #include "worker/model/model_config.h"
 
@@ -48,10 +49,12 @@ absl::StatusOr<CudaCompute> MakeCudaCompute(const ModelConfig& model, const Imag
 
 // What swaps KV blocks of `layers` layers between `gpus`, one for each rank, and an arena of
 // `slots` blocks of each in pinned host memory, which is taken at once: seconds for many gigabytes.
-// As MakeCudaCompute; ResourceExhausted: the host has no such memory.
+// KV that returns awaits its turns at `pacer`. As MakeCudaCompute; ResourceExhausted: the host has
+// no such memory.
 absl::StatusOr<std::unique_ptr<SwapCopier>> MakeCudaSwapCopier(absl::Span<const ModelMemory> memory,
                                                                const std::vector<int>& gpus,
-                                                               int32_t slots, int layers);
+                                                               int32_t slots, int layers,
+                                                               LinkPacer* pacer);
 
 }  // namespace palimpsest
 

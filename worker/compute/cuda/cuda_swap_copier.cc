@@ -24,8 +24,9 @@ void CudaSwapCopier::FreePinned::operator()(std::byte* memory) const {
 }
 
 absl::StatusOr<std::unique_ptr<CudaSwapCopier>> CudaSwapCopier::Create(std::vector<Rank> ranks,
-                                                                       int32_t slots, int layers) {
-  std::unique_ptr<CudaSwapCopier> copier(new CudaSwapCopier(layers));
+                                                                       int32_t slots, int layers,
+                                                                       LinkPacer* pacer) {
+  std::unique_ptr<CudaSwapCopier> copier(new CudaSwapCopier(layers, pacer));
   copier->gpus_.reserve(ranks.size());
   for (Rank& rank : ranks) {
     if (absl::Status status = copier->Open(std::move(rank), slots); !status.ok()) return status;
@@ -154,6 +155,8 @@ absl::Status CudaSwapCopier::CopyIn(const SwapTransfer& transfer) {
   absl::Status status;
   for (int first = 0; first < layers_ && status.ok(); first += stripe) {
     const int last = std::min(first + stripe, layers_);
+    const Bytes block = gpus_.front().rank.memory.kv_block_bytes;
+    AwaitTurn(block * (last - first) / layers_ * static_cast<int64_t>(transfer.moves.size()));
     for (const Gpu& gpu : gpus_) {
       if (status.ok()) status = gpu.rank.context->MakeCurrent();
       if (status.ok()) status = QueueStripe(gpu, first, last, runs);

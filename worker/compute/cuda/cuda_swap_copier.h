@@ -31,8 +31,10 @@ class CudaSwapCopier final : public ThreadedSwapCopier {
   };
 
   // Blocks consist of `layers` equal parts. Takes the arena's memory: `slots` blocks for each GPU.
+  // KV that returns awaits its turns at `pacer`, if there is one.
   static absl::StatusOr<std::unique_ptr<CudaSwapCopier>> Create(std::vector<Rank> ranks,
-                                                                int32_t slots, int layers);
+                                                                int32_t slots, int layers,
+                                                                LinkPacer* pacer = nullptr);
   ~CudaSwapCopier() override;
 
   // A parameter event is waited for here.
@@ -62,7 +64,7 @@ class CudaSwapCopier final : public ThreadedSwapCopier {
     std::vector<CudaEvent> layers;  // of the transfer that returns
   };
 
-  explicit CudaSwapCopier(int layers) : layers_(layers) {}
+  CudaSwapCopier(int layers, LinkPacer* pacer) : ThreadedSwapCopier(pacer), layers_(layers) {}
 
   absl::Status Open(Rank rank, int32_t slots);
   absl::Status CopyOut(const SwapTransfer& transfer) override;

@@ -78,6 +78,16 @@ TEST_F(CudaSwapCopierTest, BringsBackWhatItTookAndTouchesNothingElse) {
   }
 }
 
+TEST_F(CudaSwapCopierTest, KvThatReturnsAwaitsItsTurnsOnEachLink) {
+  LinkPacer pacer;
+  copier_ = *CudaSwapCopier::Create(gpus_.Ranks<CudaSwapCopier::Rank>(), kSlots, kLayers, &pacer);
+  const std::vector<SwapMove> moves = {{BlockId(1), SwapSlot(0)}, {BlockId(4), SwapSlot(3)}};
+  ASSERT_NO_FATAL_FAILURE(Finish(Transfer(1, Direction::kOut, moves)));
+  EXPECT_EQ(pacer.copied(LinkPacer::Kind::kBlocks), Bytes(0));
+  ASSERT_NO_FATAL_FAILURE(Finish(Transfer(2, Direction::kIn, moves)));
+  EXPECT_EQ(pacer.copied(LinkPacer::Kind::kBlocks), kBlock * 2);
+}
+
 TEST_F(CudaSwapCopierTest, StepsFollowBehindTheLayersThatTheyWaitFor) {
   gpus_.Fill(1, 7);
   Finish(Transfer(1, Direction::kOut, {{BlockId(1), SwapSlot(0)}}));

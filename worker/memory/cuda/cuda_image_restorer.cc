@@ -111,6 +111,12 @@ absl::Status CudaImageRestorer::Restore(absl::Span<std::byte* const> bases,
       break;
     }
     if (!progress.wanted(slab)) continue;
+    if (progress.pacer != nullptr) {
+      // Those before it are not to wait with it for their checksums.
+      while (progress.pacer->limited() && !flights.empty()) finish_oldest();
+      progress.pacer->AwaitTurn(LinkPacer::Kind::kRestore, shape_.slab_bytes);
+    }
+    if (!status.ok()) break;
     const Flight flight{slab, next_slot};
     next_slot = (next_slot + 1) % slots_;
     status = Queue(bases, flight.slab, flight.slot);

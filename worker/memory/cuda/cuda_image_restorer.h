@@ -1,8 +1,8 @@
 // Restores parameters in the memory of one GPU, or of several, each of which gets its rank's part
 // of the image. On each GPU copies follow each other on one stream, in the order of the slabs, as
-// fast as its link goes; checksums run behind them on another, chunk by chunk on the GPU
-// (slab_checksum.cu), and are compared here. A stage is open to the compute streams as soon as its
-// last copy was queued on every GPU.
+// fast as its link goes, or one by one where a pacer holds them back; checksums run behind them on
+// another, chunk by chunk on the GPU (slab_checksum.cu), and are compared here. A stage is open to
+// the compute streams as soon as its last copy was queued on every GPU.
 //
 // A slab with a wrong checksum is not copied again: kernels may have read it already.
 //

@@ -316,6 +316,32 @@ TEST_P(CudaImageRestorerTest, StagesAreOpenToStreamsBeforeTheirBytesAreThere) {
   EXPECT_EQ(done, static_cast<int>(kSlabs));
 }
 
+// At one byte per second a second slab would wait for weeks.
+TEST_P(CudaImageRestorerTest, CopiesAreHeldBackOneByOne) {
+  auto restorer = *memory_->OpenImage(Image(), shape_);
+  LinkPacer pacer;
+  pacer.SetLimit(1);
+  std::atomic<int> queued = 0, done = 0;
+  absl::Status status;
+  std::thread thread([&] {
+    status = restorer->Restore(targets(), all_,
+                               {.wanted = [](RegionIndex) { return true; },
+                                .queued = [&](RegionIndex) { ++queued; },
+                                .done = [&](RegionIndex) { ++done; },
+                                .pacer = &pacer});
+  });
+  // It is done before the next one's turn.
+  while (done < 1) std::this_thread::yield();
+  EXPECT_EQ(queued, 1);
+  EXPECT_TRUE(Equal(0));
+  pacer.SetLimit(0);
+  thread.join();
+  EXPECT_TRUE(status.ok()) << status;
+  EXPECT_EQ(done, static_cast<int>(kSlabs));
+  // On the link of each GPU.
+  EXPECT_EQ(pacer.copied(LinkPacer::Kind::kRestore), kSlab * kSlabs);
+}
+
 TEST_P(CudaImageRestorerTest, BytesThatArriveWrongAreFoundAndNeverDone) {
   auto restorer = *memory_->OpenImage(Image(), shape_);
   // One GPU's sixth at the latest.

@@ -193,6 +193,12 @@ uint64_t FakeBroker::Grant(v1::SlabRole role, const std::vector<uint32_t>& slabs
   return id;
 }
 
+void FakeBroker::LimitLink(double bytes_per_second) {
+  v1::BrokerMessage message;
+  message.mutable_link_limit()->set_bytes_per_second(bytes_per_second);
+  Send(message);
+}
+
 uint64_t FakeBroker::RevokeParameters(const std::vector<uint32_t>& indexes) {
   v1::BrokerMessage message;
   v1::Revoke& revoke = *message.mutable_revoke();

@@ -93,6 +93,7 @@ class FakeBroker : private v1::Broker::Service {
   // one that the descriptor socket does not know.
   uint64_t Grant(v1::SlabRole role, const std::vector<uint32_t>& slabs,
                  const std::vector<uint32_t>& indexes = {}, bool valid_token = true);
+  void LimitLink(double bytes_per_second);
   uint64_t RevokeParameters(const std::vector<uint32_t>& indexes);
   uint64_t RevokeKv(uint32_t slabs);
   // Gives the message an id, which is returned, and a deadline.
