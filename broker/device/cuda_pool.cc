@@ -19,6 +19,11 @@ absl::StatusOr<std::unique_ptr<SlabDevice>> OpenCudaPool(const CudaPool& pool) {
                             .slab_bytes = pool.slab_bytes,
                             .generation = pool.generation});
   if (!device.ok()) return device.status();
+  // After a restart there may be no memory to spare, while workers hold theirs.
+  if (const absl::Status status = (*device)->MeasureLinks(); !status.ok()) {
+    Log(LogLevel::kWarning, "the links of the GPUs are not measured", {{"status", status}});
+  }
+  const std::vector<SlabDevice::Link> links = (*device)->Links();
   for (size_t rank = 0; rank < pool.gpus.size(); ++rank) {
     const CudaContext& context = (*device)->context(rank);
     absl::Status status = context.MakeCurrent();
@@ -30,7 +35,9 @@ absl::StatusOr<std::unique_ptr<SlabDevice>> OpenCudaPool(const CudaPool& pool) {
          {"rank", rank},
          {"name", context.name()},
          {"total", memory->total},
-         {"free", memory->free}});
+         {"free", memory->free},
+         {"gigabytes_per_s_to_gpu", links.empty() ? 0 : links[rank].to_device / 1e9},
+         {"gigabytes_per_s_from_gpu", links.empty() ? 0 : links[rank].from_device / 1e9}});
   }
   return *std::move(device);
 }

@@ -2,14 +2,43 @@
 
 #include <algorithm>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
 #include "common/descriptor_limit.h"
+#include "common/monotonic_time.h"
 
 namespace palimpsest {
 namespace {
 
 // Identity::device of all GPU memory: "CUDA".
 constexpr uint64_t kCudaMemory = 0x43554441;
+
+// Copies of this size run at the link's speed.
+constexpr Bytes kLinkProbe = MiB(32);
+// So many copies in a row that are no faster than the best before: that was it.
+constexpr int kProbesWithoutGain = 8;
+constexpr int kMostProbes = 64;
+constexpr double kGain = 1.02;
+
+// `copy` copies kLinkProbe bytes on the stream.
+template <typename Copy>
+absl::StatusOr<double> BestSpeed(const CudaDriver& driver, const CudaStream& stream,
+                                 const Copy& copy) {
+  double best = 0;
+  int without_gain = 0;
+  for (int i = 0; i < kMostProbes && without_gain < kProbesWithoutGain; ++i) {
+    const absl::Time start = MonotonicNow();
+    absl::Status status = driver.Check(copy(), "probing the link");
+    if (status.ok()) status = stream.Synchronize();
+    if (!status.ok()) return status;
+    const absl::Duration took = std::max(MonotonicNow() - start, absl::Nanoseconds(1));
+    const double speed = static_cast<double>(kLinkProbe.count()) / absl::ToDoubleSeconds(took);
+    without_gain = speed > best * kGain ? 0 : without_gain + 1;
+    best = std::max(best, speed);
+  }
+  return best;
+}
 
 }  // namespace
 
@@ -57,6 +86,47 @@ absl::StatusOr<CudaSlabDevice::Gpu> CudaSlabDevice::OpenGpu(const Options& optio
   absl::StatusOr<CudaStream> stream = CudaStream::Create(*context);
   if (!stream.ok()) return stream.status();
   return Gpu{*std::move(context), *std::move(range), *std::move(stream)};
+}
+
+absl::StatusOr<SlabDevice::Link> CudaSlabDevice::MeasureLink(const Gpu& gpu) {
+  const CudaDriver& driver = gpu.context->driver();
+  const int ordinal = gpu.context->ordinal();
+  absl::Status status = gpu.context->MakeCurrent();
+  if (!status.ok()) return status;
+  const auto bytes = static_cast<size_t>(kLinkProbe.count());
+  void* host = nullptr;
+  status = driver.Check(driver.cuMemHostAlloc(&host, bytes, 0), "allocating a probe of the link");
+  if (!status.ok()) return status;
+  const auto free_host = absl::MakeCleanup([&] { driver.cuMemFreeHost(host); });
+  const auto memory = CudaAllocation::Create(driver, ordinal, kLinkProbe);
+  if (!memory.ok()) return memory.status();
+  const auto range = CudaAddressRange::Reserve(driver, ordinal, kLinkProbe);
+  if (!range.ok()) return range.status();
+  if (status = range->Map(Bytes(0), kLinkProbe, *memory); !status.ok()) return status;
+  const auto unmap = absl::MakeCleanup([&] { (void)range->Unmap(Bytes(0), kLinkProbe); });
+  if (status = range->Open(Bytes(0), kLinkProbe); !status.ok()) return status;
+  const CUstream stream = gpu.stream.get();
+  const auto to = BestSpeed(driver, gpu.stream, [&] {
+    return driver.cuMemcpyHtoDAsync(range->base(), host, bytes, stream);
+  });
+  if (!to.ok()) return to.status();
+  const auto from = BestSpeed(driver, gpu.stream, [&] {
+    return driver.cuMemcpyDtoHAsync(host, range->base(), bytes, stream);
+  });
+  if (!from.ok()) return from.status();
+  return Link{*to, *from};
+}
+
+absl::Status CudaSlabDevice::MeasureLinks() {
+  for (const Gpu& gpu : gpus_) {
+    const absl::StatusOr<Link> link = MeasureLink(gpu);
+    if (!link.ok()) {
+      links_.clear();
+      return link.status();
+    }
+    links_.push_back(*link);
+  }
+  return absl::OkStatus();
 }
 
 CudaSlabDevice::~CudaSlabDevice() {

@@ -51,6 +51,12 @@ class CudaSlabDevice : public SlabDevice {
 
   std::string name() const override { return "cuda"; }
   size_t pieces() const override { return gpus_.size(); }
+
+  // Finds out how fast the links are, with some memory of each GPU for as long as it takes. Before
+  // any other use of the device, while no worker copies.
+  absl::Status MeasureLinks();
+  std::vector<Link> Links() const override { return links_; }
+
   absl::Status Create(SlabId slab) override;
   absl::Status CheckMemory(const SlabDescriptors& memory, const Identity& granted) const override;
   absl::Status Adopt(SlabId slab, SlabDescriptors memory, const Identity& granted) override;
@@ -81,6 +87,7 @@ class CudaSlabDevice : public SlabDevice {
   CudaSlabDevice(const Options& options, std::vector<Gpu> gpus)
       : options_(options), gpus_(std::move(gpus)), slabs_(options.slabs) {}
 
+  static absl::StatusOr<Link> MeasureLink(const Gpu& gpu);
   static absl::StatusOr<Gpu> OpenGpu(const Options& options, int ordinal);
 
   absl::Status CheckId(SlabId slab) const;
@@ -103,6 +110,7 @@ class CudaSlabDevice : public SlabDevice {
 
   const Options options_;
   const std::vector<Gpu> gpus_;
+  std::vector<Link> links_;
 
   mutable Mutex mu_;
   std::vector<Slab> slabs_ ABSL_GUARDED_BY(mu_);

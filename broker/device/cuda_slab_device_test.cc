@@ -95,6 +95,28 @@ INSTANTIATE_TEST_SUITE_P(Gpus, CudaSlabDeviceTest,
                          ::testing::Values(std::vector<int>{0}, std::vector<int>{1, 0}),
                          [](const auto& info) { return std::to_string(info.param.size()); });
 
+TEST_P(CudaSlabDeviceTest, LinksAreMeasuredWithMemoryThatIsGivenBack) {
+  auto device = Open();
+  EXPECT_TRUE(device->Links().empty());
+  const absl::Status status = device->MeasureLinks();
+  ASSERT_TRUE(status.ok()) << status;
+  ASSERT_EQ(device->Links().size(), GetParam().size());
+  for (const SlabDevice::Link& link : device->Links()) {
+    EXPECT_GT(link.to_device, 0);
+    EXPECT_GT(link.from_device, 0);
+  }
+  for (const int gpu : GetParam()) EXPECT_EQ(FakeCuda::InUse(gpu), Bytes(0));
+}
+
+TEST_P(CudaSlabDeviceTest, LinksOfGpusWithoutMemoryToSpareAreNotKnown) {
+  auto device = Open(1);
+  FakeCuda::SetMemory(GetParam().back(), kSlab);
+  EXPECT_FALSE(device->MeasureLinks().ok());
+  EXPECT_TRUE(device->Links().empty());
+  for (const int gpu : GetParam()) EXPECT_EQ(FakeCuda::InUse(gpu), Bytes(0));
+  FakeCuda::Reset();
+}
+
 TEST_P(CudaSlabDeviceTest, SlabsAreZeroedNamedAndReleased) {
   {
     auto device = Open();

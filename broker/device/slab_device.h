@@ -20,6 +20,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
@@ -39,6 +40,12 @@ class SlabDevice {
     friend bool operator==(const Identity&, const Identity&) = default;
   };
 
+  // Bytes per second of copies between host memory and the device that a piece lies on.
+  struct Link {
+    double to_device = 0;
+    double from_device = 0;
+  };
+
   virtual ~SlabDevice() = default;
 
   // "host", "cuda".
@@ -46,6 +53,10 @@ class SlabDevice {
 
   // Descriptors of a slab.
   virtual size_t pieces() const { return 1; }
+
+  // One for each piece, as fast as they were found; empty where slabs are host memory, or it is not
+  // known.
+  virtual std::vector<Link> Links() const { return {}; }
 
   // Gives the slab fresh, zeroed memory, charged to this process. ResourceExhausted when there is
   // none.

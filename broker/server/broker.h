@@ -207,6 +207,8 @@ class Broker : public DescriptorDelegate {
   void Record(const std::vector<Work>& batch);
   void AppendOrDie(const std::vector<journal::Record>& records);
   void Do(const Work& work, const SendAttached& attached);
+  // Attached.image_bytes_per_second.
+  double ImageBytesPerSecond();
   void Do(const Work& work, const ArbiterAction& action);
   void Perform(const Work& work, const SendGrant& grant);
   void Perform(const Work& work, const SendRevoke& revoke);

@@ -140,6 +140,19 @@ void Broker::AppendOrDie(const std::vector<journal::Record>& records) {
   parts_.fatal(status);
 }
 
+double Broker::ImageBytesPerSecond() {
+  const std::vector<SlabDevice::Link> links = parts_.device.Links();
+  double rate = links.empty() ? 0 : links.front().to_device;
+  for (const SlabDevice::Link& link : links) rate = std::min(rate, link.to_device);
+  // Workers of the broker before this one were told then; this one measured while they copied, or
+  // could not.
+  MutexLock lock(&mu_);
+  for (const TenantSnapshot& tenant : arbiter_.Snapshot().tenants) {
+    rate = std::max(rate, tenant.load.image_bytes_per_second);
+  }
+  return rate;
+}
+
 void Broker::Do(const Work& work, const SendAttached& attached) {
   if (work.stream == nullptr) return;
   const Session& session = *work.session;
@@ -155,6 +168,7 @@ void Broker::Do(const Work& work, const SendAttached& attached) {
   out.set_backend(parts_.device.name());
   out.set_preemption(options_.memory_policy == MemoryPolicy::kSwap ? v1::PREEMPTION_SWAP
                                                                    : v1::PREEMPTION_RECOMPUTE);
+  out.set_image_bytes_per_second(ImageBytesPerSecond());
   *out.mutable_image() = attached.image->manifest;
   if (attached.send_image) {
     const Token token =

@@ -58,6 +58,15 @@ void BrokerMetrics::RevokeDeadlineMissed(const std::string& tenant) {
   metrics_.Counter<"palimpsest_broker_revoke_deadline_misses_total">(tenant).Increment();
 }
 
+void BrokerMetrics::LinkMeasured(int gpu, const SlabDevice::Link& link) {
+  const auto set = [&](const char* direction, double speed) {
+    metrics_.Gauge<"palimpsest_broker_link_bytes_per_second">(std::to_string(gpu), direction)
+        .Set(speed);
+  };
+  set("to_device", link.to_device);
+  set("from_device", link.from_device);
+}
+
 void BrokerMetrics::ImagePhase(absl::string_view phase, absl::Duration duration) {
   metrics_.Histogram<"palimpsest_broker_image_pack_seconds">(std::string(phase))
       .Observe(absl::ToDoubleSeconds(duration));

@@ -11,6 +11,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "broker/core/arbiter.h"
+#include "broker/device/slab_device.h"
 #include "broker/server/descriptor_server.h"
 #include "common/metrics.h"
 #include "common/mutex.h"
@@ -32,6 +33,7 @@ class BrokerMetrics {
   void KvPressure(const std::string& tenant);
   void ActivationRefused(const std::string& tenant);
   void RevokeDeadlineMissed(const std::string& tenant);
+  void LinkMeasured(int gpu, const SlabDevice::Link& link);
   void ImagePhase(absl::string_view phase, absl::Duration duration);
 
   // Brings the gauges, and the counters that others keep, up to date.

@@ -18,6 +18,7 @@
 #include "broker/device/memory_limit.h"
 #include "broker/server/host_checks.h"
 #include "common/file.h"
+#include "common/file_lock.h"
 #include "common/grpc_keepalive.h"
 #include "common/grpc_time.h"
 #include "common/log.h"
@@ -185,6 +186,10 @@ absl::StatusOr<bool> BrokerServer::OpenDevice(const CudaPoolFactory& cuda) {
                                 .generation = journal_->generation()});
     if (!device.ok()) return device.status();
     device_ = *std::move(device);
+    const std::vector<SlabDevice::Link> links = device_->Links();
+    for (size_t i = 0; i < links.size(); ++i) {
+      broker_metrics_.LinkMeasured(config_.gpus[i], links[i]);
+    }
     return false;
   }
   absl::StatusOr<std::unique_ptr<HostSlabDevice>> device =
@@ -273,6 +278,12 @@ absl::Status BrokerServer::StartDescriptors() {
 }
 
 absl::Status BrokerServer::StartControl() {
+  std::vector<std::string> controls;
+  for (const SocketPair& pair : sockets_) controls.push_back(pair.control);
+  if (const absl::Status locks = MakeStartLocks(controls); !locks.ok()) {
+    Log(LogLevel::kWarning, "workers may start beside each other, and measure what others take",
+        {{"status", locks}});
+  }
   service_ = std::make_unique<SessionService>(
       SessionService::Options{},
       SessionService::Parts{*broker_, *descriptors_, *images_, broker_metrics_});

@@ -416,9 +416,4 @@ void GrpcMemoryClient::SetContextBytes(Bytes bytes) {
   context_bytes_ = bytes;
 }
 
-void GrpcMemoryClient::SetImageBytesPerSecond(double rate) {
-  MutexLock lock(&mu_);
-  image_bytes_per_second_ = rate;
-}
-
 }  // namespace palimpsest

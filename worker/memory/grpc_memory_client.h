@@ -120,8 +120,6 @@ class GrpcMemoryClient : public MemoryClient {
 
   // What this process takes of the GPU beside slabs, for the broker; goes with every report.
   void SetContextBytes(Bytes bytes);
-  // Speed of copies from the image to one GPU, for the broker; in host memory it is measured here.
-  void SetImageBytesPerSecond(double rate);
 
   std::vector<MemoryEvent> TakeEvents() override;
   void SetWakeup(std::function<void()> wake) override;
@@ -292,6 +290,7 @@ class GrpcMemoryClient : public MemoryClient {
   bool load_sent_ ABSL_GUARDED_BY(mu_) = false;
   Bytes context_bytes_ ABSL_GUARDED_BY(mu_);
   absl::Time load_time_ ABSL_GUARDED_BY(mu_) = absl::InfinitePast();
+  // As the broker says; in host memory it is measured here.
   double image_bytes_per_second_ ABSL_GUARDED_BY(mu_) = 0;
   Bytes rotation_bytes_ ABSL_GUARDED_BY(mu_);  // copied here
 

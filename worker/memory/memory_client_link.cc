@@ -175,6 +175,12 @@ absl::Status GrpcMemoryClient::CheckSameMemory(const v1::Attached& attached) con
 void GrpcMemoryClient::SessionAttached(const v1::Attached& attached, bool reattached) {
   session_ = SessionId(attached.session_id());
   pacer_.SetLimit(0);
+  // What this process was told first may be better: a broker that starts anew measures beside
+  // others.
+  const double told = attached.image_bytes_per_second();
+  if (!restorer_->copies_slabs() && std::isfinite(told)) {
+    image_bytes_per_second_ = std::max(image_bytes_per_second_, told);
+  }
   connected_ = true;
   kv_target_sent_ = false;
   load_sent_ = false;

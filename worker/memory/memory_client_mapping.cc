@@ -332,9 +332,11 @@ void GrpcMemoryClient::Restore(const RestoreTask& task) {
   const absl::Duration restore_time = MonotonicNow() - start;
   Observe(instruments_.restore, restore_time);
   MutexLock lock(&mu_);
-  const bool held_back = pacer_.waited(LinkPacer::Kind::kRestore) > waited;
-  if (restorer_->copies_slabs() && !held_back) {
-    Copied(slab_bytes_ * copied.load() / options_.restore_threads, restore_time);
+  if (restorer_->copies_slabs()) {
+    // What one thread copied, and the time that it had for that.
+    const absl::Duration held_back = pacer_.waited(LinkPacer::Kind::kRestore) - waited;
+    Copied(slab_bytes_ * copied.load() / options_.restore_threads,
+           restore_time - held_back / options_.restore_threads);
   }
   if (task.grant.has_value()) {
     SendMapped(task.session_epoch, *task.grant, task.map_time, restore_time);

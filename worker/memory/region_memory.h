@@ -68,17 +68,6 @@ class MemoryBackend {
   virtual absl::StatusOr<std::unique_ptr<ImageRestorer>> OpenImage(UniqueFd image,
                                                                    const ImageShape& shape) = 0;
 
-  // Bytes per second of copies between the host and the device whose memory slabs are, both ways.
-  struct Link {
-    double to_device = 0;
-    double from_device = 0;
-  };
-  // Measured with a scratch of this process's own host memory and `scratch`, mapped memory of the
-  // rank of at least `size` bytes that is overwritten. Unimplemented where there is no link.
-  virtual absl::StatusOr<Link> MeasureLink(int /*rank*/, std::byte* /*scratch*/, Bytes /*size*/) {
-    return absl::UnimplementedError("slabs are host memory");
-  }
-
   // Memory of the device that is taken, by whomever: what a step of this process's start adds to it
   // is what that took beside slabs. Unimplemented where that costs nothing.
   virtual absl::StatusOr<Bytes> DeviceMemoryUse(int /*rank*/) const {

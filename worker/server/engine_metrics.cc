@@ -180,11 +180,6 @@ void EngineMetrics::AddGpu(const Gpu& gpu) {
   set("context", gpu.context);
   set("compute", gpu.compute);
   gpus_.push_back({bytes("parameter"), bytes("kv"), bytes("slot"), gpu.slab_bytes});
-  const auto link = [&](const char* direction, double speed) {
-    metrics_.Gauge<"palimpsest_worker_link_bytes_per_second">(number, direction).Set(speed);
-  };
-  link("to_device", gpu.link.to_device);
-  link("from_device", gpu.link.from_device);
 }
 
 }  // namespace palimpsest

@@ -16,7 +16,6 @@
 #include "worker/core/step_plan.h"
 #include "worker/core/swap_copier.h"
 #include "worker/memory/memory_client.h"
-#include "worker/memory/region_memory.h"
 
 namespace palimpsest {
 
@@ -57,7 +56,6 @@ class EngineMetrics {
     Bytes workspace;
     Bytes context;
     Bytes compute;
-    MemoryBackend::Link link;
   };
   void AddGpu(const Gpu& gpu);
 

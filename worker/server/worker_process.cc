@@ -24,6 +24,8 @@ namespace {
 
 // How often a drain looks whether it should hurry.
 constexpr absl::Duration kDrainSlice = absl::Milliseconds(100);
+// Well above what a worker takes to measure algorithms and capture graphs.
+constexpr absl::Duration kTurnPatience = absl::Minutes(5);
 // For the last messages of streams that were ended.
 constexpr absl::Duration kLastWrites = absl::Seconds(2);
 
@@ -135,37 +137,27 @@ absl::Status WorkerProcess::Attach(std::function<void(const absl::Status&)> on_f
   const auto kv_dtype = ParseKvDtype(memory_->manifest().kv_dtype());
   if (!kv_dtype.ok()) return kv_dtype.status();
   model_.kv_dtype = rank_model_.kv_dtype = *kv_dtype;
-  // While nothing else uses the links or the workspace.
-  if (absl::Status status = LookAtGpus(); !status.ok()) return status;
   // So that parameters come while the runner is made; the engine would ask for them afterwards.
   memory_->RequestActivation(ActivationReason::kEager);
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::optional<FileLock>> WorkerProcess::AwaitTurn() const {
-  if (config_.gemm_cache_file.empty()) return std::nullopt;
-  absl::StatusOr<FileLock> lock = FileLock::Acquire(config_.gemm_cache_file + ".lock");
-  if (!lock.ok()) return lock.status();
-  return *std::move(lock);
-}
-
-absl::Status WorkerProcess::LookAtGpus() {
-  if (backend_ == nullptr || memory_->workspace_bytes() == Bytes(0)) return absl::OkStatus();
-  double slowest = std::numeric_limits<double>::infinity();
-  for (int rank = 0; rank < memory_->ranks(); ++rank) {
-    const auto link =
-        backend_->MeasureLink(rank, memory_->workspace(rank), memory_->workspace_bytes());
-    if (!link.ok()) return link.status();
-    gpus_.push_back({.number = config_.gpus[static_cast<size_t>(rank)],
-                     .slab_bytes = memory_->slab_bytes(),
-                     .workspace = memory_->workspace_bytes(),
-                     .context = backend_->context_bytes(rank),
-                     .compute = Bytes(0),
-                     .link = *link});
-    slowest = std::min(slowest, link->to_device);
+absl::StatusOr<std::vector<FileLock>> WorkerProcess::AwaitTurn() const {
+  std::vector<FileLock> turn;
+  absl::StatusOr<FileLock> lock =
+      FileLock::Join(StartLockPath(config_.control_socket), kTurnPatience);
+  if (lock.ok()) {
+    turn.push_back(*std::move(lock));
+  } else {
+    Log(LogLevel::kWarning,
+        "this worker starts beside others: what they take of GPUs may be counted as its own",
+        {{"status", lock.status()}});
   }
-  memory_->SetImageBytesPerSecond(slowest);
-  return absl::OkStatus();
+  if (config_.gemm_cache_file.empty()) return turn;
+  lock = FileLock::Acquire(config_.gemm_cache_file + ".lock");
+  if (!lock.ok()) return lock.status();
+  turn.push_back(*std::move(lock));
+  return turn;
 }
 
 absl::StatusOr<EngineOptions> WorkerProcess::MakeEngineOptions() const {
@@ -290,18 +282,17 @@ absl::Status WorkerProcess::MakeGpuCompute(const ImageLayout& layout,
   runner_ = std::move(compute->runner);
   copier_ = std::move(compute->copier);
   Bytes most;
-  for (size_t rank = 0; rank < gpus_.size(); ++rank) {
-    EngineMetrics::Gpu& gpu = gpus_[rank];
+  for (size_t rank = 0; rank < before.size(); ++rank) {
     const Bytes after = backend_->DeviceMemoryUse(static_cast<int>(rank)).value_or(before[rank]);
-    gpu.compute = std::max(after - before[rank], Bytes(0));
+    const EngineMetrics::Gpu gpu{.number = config_.gpus[rank],
+                                 .slab_bytes = memory_->slab_bytes(),
+                                 .workspace = memory_->workspace_bytes(),
+                                 .context = backend_->context_bytes(static_cast<int>(rank)),
+                                 .compute = std::max(after - before[rank], Bytes(0))};
     most = std::max(most, gpu.context + gpu.compute);
     engine_metrics_.AddGpu(gpu);
-    Log(LogLevel::kInfo, "GPU memory beside slabs, and the link",
-        {{"gpu", gpu.number},
-         {"context", gpu.context},
-         {"kernels_and_graphs", gpu.compute},
-         {"gigabytes_per_s_to_gpu", gpu.link.to_device / 1e9},
-         {"gigabytes_per_s_from_gpu", gpu.link.from_device / 1e9}});
+    Log(LogLevel::kInfo, "GPU memory beside slabs",
+        {{"gpu", gpu.number}, {"context", gpu.context}, {"kernels_and_graphs", gpu.compute}});
   }
   memory_->SetContextBytes(most);
   return absl::OkStatus();

@@ -8,7 +8,6 @@
 
 #include <functional>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -57,12 +56,10 @@ class WorkerProcess {
 
   absl::Status LoadModel();
   absl::Status Attach(std::function<void(const absl::Status&)> on_fatal);
-  // Held while this process takes memory of GPUs beside slabs, so that it can measure how much, and
-  // while it reads and replaces the file of algorithms, by which workers of a machine know each
-  // other.
-  absl::StatusOr<std::optional<FileLock>> AwaitTurn() const;
-  // Measures what has to be known of the GPUs before they are used.
-  absl::Status LookAtGpus();
+  // Locks that are held while this process takes memory of GPUs beside slabs, so that it can
+  // measure how much: by the workers of one broker, and, as it reads and replaces the file of
+  // algorithms, by those that have the same one.
+  absl::StatusOr<std::vector<FileLock>> AwaitTurn() const;
   absl::Status MakeCompute(const SchedulerConfig& scheduler);
   // Makes the runner and the copier on a GPU, and says what that took there.
   absl::Status MakeGpuCompute(const ImageLayout& layout, absl::Span<const ModelMemory> memory,
@@ -84,7 +81,6 @@ class WorkerProcess {
   std::unique_ptr<Tokenizer> tokenizer_;
   std::unique_ptr<TokenBytes> token_bytes_;
   std::unique_ptr<MemoryBackend> backend_;  // null: the host's
-  std::vector<EngineMetrics::Gpu> gpus_;    // by rank
   std::unique_ptr<GrpcMemoryClient> memory_;
   std::unique_ptr<SwapCopier> swap_;  // null: preempted sequences are computed again
   std::unique_ptr<SwapGate> swap_gate_;

@@ -18,10 +18,6 @@
 namespace palimpsest {
 namespace {
 
-// Copies of this size run at the link's speed.
-constexpr Bytes kLinkProbe = MiB(32);
-constexpr int kLinkProbes = 4;
-
 // Memory of one slab as this process knows it; of all places that it is mapped at.
 struct Import {
   std::vector<CudaAllocation> handles;  // by rank
@@ -277,41 +273,6 @@ absl::StatusOr<std::unique_ptr<ImageRestorer>> CudaMemory::OpenImage(UniqueFd im
 
 absl::StatusOr<Bytes> CudaMemory::DeviceMemoryUse(int rank) const {
   return GpuMemoryUse(*options_.driver, options_.gpus[static_cast<size_t>(rank)]);
-}
-
-absl::StatusOr<MemoryBackend::Link> CudaMemory::MeasureLink(int rank, std::byte* scratch,
-                                                            Bytes size) {
-  const CudaContextPtr& used = context(rank);
-  const CudaDriver& driver = used->driver();
-  if (absl::Status status = used->MakeCurrent(); !status.ok()) return status;
-  const auto bytes = static_cast<size_t>(std::min(size, kLinkProbe).count());
-  void* host = nullptr;
-  absl::Status status =
-      driver.Check(driver.cuMemHostAlloc(&host, bytes, 0), "allocating a probe of the link");
-  if (!status.ok()) return status;
-  const auto release = absl::MakeCleanup([&] { driver.cuMemFreeHost(host); });
-  const absl::StatusOr<CudaStream> stream = CudaStream::Create(used);
-  if (!stream.ok()) return stream.status();
-  const auto device = reinterpret_cast<CUdeviceptr>(scratch);
-  // The best of a few, the first of which warms up.
-  const auto measure = [&](const auto& copy) -> absl::StatusOr<double> {
-    absl::Duration best = absl::InfiniteDuration();
-    for (int i = 0; i < kLinkProbes; ++i) {
-      const absl::Time start = MonotonicNow();
-      absl::Status copied = driver.Check(copy(), "probing the link");
-      if (copied.ok()) copied = stream->Synchronize();
-      if (!copied.ok()) return copied;
-      best = std::min(best, MonotonicNow() - start);
-    }
-    return static_cast<double>(bytes) / absl::ToDoubleSeconds(best);
-  };
-  const auto to =
-      measure([&] { return driver.cuMemcpyHtoDAsync(device, host, bytes, stream->get()); });
-  if (!to.ok()) return to.status();
-  const auto from =
-      measure([&] { return driver.cuMemcpyDtoHAsync(host, device, bytes, stream->get()); });
-  if (!from.ok()) return from.status();
-  return Link{*to, *from};
 }
 
 bool CudaMemory::Keeps(uint64_t memory_id) const { return imports_->Has(memory_id); }

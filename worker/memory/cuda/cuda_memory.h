@@ -42,7 +42,6 @@ class CudaMemory : public MemoryBackend {
   // The image is registered with the driver, so that it is copied at the link's speed.
   absl::StatusOr<std::unique_ptr<ImageRestorer>> OpenImage(UniqueFd image,
                                                            const ImageShape& shape) override;
-  absl::StatusOr<Link> MeasureLink(int rank, std::byte* scratch, Bytes size) override;
   absl::StatusOr<Bytes> DeviceMemoryUse(int rank) const override;
   Bytes context_bytes(int rank) const override { return context_bytes_[static_cast<size_t>(rank)]; }
   bool Keeps(uint64_t memory_id) const override;

@@ -30,12 +30,20 @@ constexpr auto kSlabSize = static_cast<size_t>(kSlab.count());
 constexpr uint32_t kPool = 24;
 constexpr uint32_t kWorkspace = 2;
 
+// Whether the next broker measures its links; takes a while.
+bool measure_links = false;
+
 absl::StatusOr<std::unique_ptr<SlabDevice>> FakePool(const CudaPool& pool) {
-  return CudaSlabDevice::Open({.driver = &FakeCudaDriver(),
-                               .gpus = pool.gpus,
-                               .slabs = pool.slabs,
-                               .slab_bytes = pool.slab_bytes,
-                               .generation = pool.generation});
+  auto device = CudaSlabDevice::Open({.driver = &FakeCudaDriver(),
+                                      .gpus = pool.gpus,
+                                      .slabs = pool.slabs,
+                                      .slab_bytes = pool.slab_bytes,
+                                      .generation = pool.generation});
+  if (!device.ok()) return device.status();
+  if (measure_links) {
+    EXPECT_TRUE((*device)->MeasureLinks().ok());
+  }
+  return *std::move(device);
 }
 
 // One tenant's client, and what a test wants to know of it.
@@ -254,6 +262,30 @@ TEST_P(CudaSessionTest, BrokerRestartKeepsContentAndBringsEverySlabBack) {
   Connect("beta", beta);
   AwaitKv(beta, kPool - 2 * kWorkspace - 4 - status.image_slabs());
   for (const RegionIndex index : beta.kv) EXPECT_TRUE(beta.IsZero(index));
+}
+
+TEST_P(CudaSessionTest, WorkersKnowTheLinkFromTheBrokerAndTellTheNextOne) {
+  const auto told = [this](Tenant& tenant, int index) {
+    tenant.client->SendReport({.running_sequences = 1});
+    const auto load = [&] { return server_->broker().Status().tenants(index).load(); };
+    EXPECT_TRUE(Eventually([&] { return load().running_sequences() == 1; }));
+    return load().image_bytes_per_second();
+  };
+  server_.reset();
+  measure_links = true;
+  StartBroker();
+  measure_links = false;
+  Tenant alpha, beta;
+  Connect("alpha", alpha);
+  const double rate = told(alpha, 0);
+  EXPECT_GT(rate, 0);
+  server_->Shutdown();
+  server_.reset();
+  StartBroker();
+  ASSERT_TRUE(Eventually([&] { return server_->broker().Status().tenants(0).attached(); }));
+  EXPECT_EQ(told(alpha, 0), rate);
+  Connect("beta", beta);
+  EXPECT_EQ(told(beta, 1), rate);
 }
 
 TEST_P(CudaSessionTest, ParametersLeaveForKvAndComeBack) {
