@@ -47,8 +47,8 @@ TEST(ArbiterFuzz, InvariantsHoldUnderRandomEvents) {
   EXPECT_GT(spare, 50);
   EXPECT_GT(hangs, 100);
   EXPECT_GT(hung_killed, 50);
-  EXPECT_GT(rotations_ended, 25);
-  EXPECT_GT(completed, 25);
+  EXPECT_GT(rotations_ended, 50);
+  EXPECT_GT(completed, 50);
 }
 
 TEST(ArbiterFuzz, SameSeedGivesSameActions) {

@@ -283,7 +283,10 @@ void Arbiter::Impl::Readmit(Session& session, absl::Span<const HeldSlab> held,
   VoidRotation(session);
   std::set<SlabId> asked_back;
   for (const RevokeInFlight& revoke : session.revokes) {
-    for (const auto& parameter : revoke.parameters) asked_back.insert(parameter.slab);
+    for (const auto& parameter : revoke.parameters) {
+      // What came back may be its own again.
+      if (!parameter.returned) asked_back.insert(parameter.slab);
+    }
   }
   ForgetPlaces(session);
   SetRotating(session, rotation);

@@ -246,6 +246,26 @@ TEST_F(ArbiterSessionsTest, FalseClaimAtReattachmentIsRefusedAndFatal) {
   EXPECT_EQ(status(0).quarantined_slabs, 25u);
 }
 
+TEST_F(ArbiterSessionsTest, WhatCameBackInPartsAndWasGrantedAgainIsNotAskedBack) {
+  Start(Options(24), {Tenant("a", 0, 0), Tenant("b", 0, 0)});
+  Bring(0, 0, /*active=*/false);
+  ASSERT_TRUE(node().Attach(1).ok());
+  node().SetKvTarget(worker(1), 8, 8);
+  ASSERT_EQ(worker(0).revokes.size(), 1u);
+  node().AnswerRevokePart(worker(0), 4);
+  node().ProcessGone(worker(1).session);
+  node().Clean(node().cleaning());
+  // The parts were all of it, but the answer's end has not come.
+  node().Activate(worker(0));
+  while (!worker(0).grants.empty()) node().MapGrant(worker(0));
+  ASSERT_EQ(parameters(0), 20u);
+  node().LoseConnection(worker(0));
+  ASSERT_TRUE(node().Reattach(worker(0)).ok());
+  node().CheckInvariants();
+  EXPECT_TRUE(worker(0).revokes.empty());
+  EXPECT_EQ(status(0).parameter_slabs, 20u);
+}
+
 TEST_F(ArbiterSessionsTest, BadJournalIsRefusedWhole) {
   Start(Options(40), {Tenant("a", 0, 0)});
   ArbiterOptions options = Options(40);
