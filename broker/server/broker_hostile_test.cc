@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "broker/server/testing/broker_fixture.h"
+#include "common/file_lock.h"
 #include "common/monotonic_time.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -205,6 +206,19 @@ class TenantSocketTest : public BrokerHostileTest {
     return absl::StrCat("hello ", Folder(folder_of), "/descriptors.sock ", tenant, " ");
   }
 };
+
+TEST_F(TenantSocketTest, WorkersOfAllTenantsStartOneAtATime) {
+  const auto join = [this](const std::string& tenant) {
+    return FileLock::Join(StartLockPath(Folder(tenant) + "/broker.sock"), absl::ZeroDuration());
+  };
+  const absl::StatusOr<FileLock> alpha = join("alpha");
+  ASSERT_TRUE(alpha.ok()) << alpha.status();
+  EXPECT_TRUE(absl::IsDeadlineExceeded(join("beta").status()));
+  struct stat file;
+  ASSERT_EQ(stat(StartLockPath(Folder("beta") + "/broker.sock").c_str(), &file), 0);
+  EXPECT_EQ(file.st_mode & 07777, 0644) << "nobody but the broker may write it";
+  EXPECT_EQ(file.st_uid, geteuid());
+}
 
 TEST_F(TenantSocketTest, SocketsBelongToTheirTenantAlone) {
   for (const auto& [tenant, uid] : {std::pair{"alpha", kAlphaUid}, std::pair{"beta", kBetaUid}}) {
