@@ -32,8 +32,17 @@ class ScriptedWorker {
   // What it does with a Revoke: answers after unmapping, never answers, answers without unmapping.
   enum class Manners { kHonest, kSilent, kLiar };
   // Where it stands still in the protocol: before it does what a message says, or between having
-  // done it and saying so.
-  enum class Hold { kNowhere, kRevoke, kRevoked, kGrant, kMapped, kRotation, kRotated };
+  // done it and saying so; kRevokedPart: after it said so of the first slab.
+  enum class Hold {
+    kNowhere,
+    kRevoke,
+    kRevokedPart,
+    kRevoked,
+    kGrant,
+    kMapped,
+    kRotation,
+    kRotated
+  };
 
   ScriptedWorker() = default;
   ~ScriptedWorker() { Drop(); }
@@ -132,6 +141,7 @@ class ScriptedWorker {
   // Reacts, unless it stands still at such messages.
   void Receive(const v1::BrokerMessage& message);
   void React(const v1::BrokerMessage& message);
+  bool HoldsAt(Hold at);
   // Sends an answer, unless it stands still there.
   absl::Status Answer(Hold at, const v1::WorkerMessage& answer);
   absl::Status Map(const v1::Grant& grant);

@@ -33,6 +33,7 @@ v1::SlabRole Role(const std::string& word) {
 ScriptedWorker::Hold HoldOf(const std::string& word) {
   using Hold = ScriptedWorker::Hold;
   if (word == "revoke") return Hold::kRevoke;
+  if (word == "revoked-part") return Hold::kRevokedPart;
   if (word == "revoked") return Hold::kRevoked;
   if (word == "grant") return Hold::kGrant;
   if (word == "mapped") return Hold::kMapped;

@@ -41,6 +41,11 @@ void ScriptedWorker::Receive(const v1::BrokerMessage& message) {
   React(message);
 }
 
+bool ScriptedWorker::HoldsAt(Hold at) {
+  MutexLock lock(&mu_);
+  return hold_ == at;
+}
+
 absl::Status ScriptedWorker::Answer(Hold at, const v1::WorkerMessage& answer) {
   {
     MutexLock lock(&mu_);
@@ -160,7 +165,18 @@ void ScriptedWorker::AnswerRevoke(const v1::Revoke& revoke) {
       slabs_.erase(here);
     }
   }
-  (void)Answer(Hold::kRevoked, answer);
+  if (!HoldsAt(Hold::kRevokedPart)) {
+    (void)Answer(Hold::kRevoked, answer);
+    return;
+  }
+  auto& rest = *answer.mutable_revoke_done()->mutable_slab_ids();
+  v1::WorkerMessage part;
+  part.mutable_revoke_done()->set_revoke_id(revoke.revoke_id());
+  part.mutable_revoke_done()->set_more(true);
+  if (!rest.empty()) part.mutable_revoke_done()->add_slab_ids(rest[0]);
+  if (!rest.empty()) rest.erase(rest.begin());
+  (void)Send(part);
+  (void)Answer(Hold::kRevokedPart, answer);
 }
 
 void ScriptedWorker::Rotate(const v1::SetRotation& change) {
