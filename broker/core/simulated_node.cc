@@ -628,7 +628,16 @@ void SimulatedNode::CheckInvariants() {
       }
     }
   }
+  const bool any_rotates = std::any_of(
+      snapshot.tenants.begin(), snapshot.tenants.end(),
+      [](const TenantSnapshot& tenant) { return tenant.attached && tenant.rotation.freed() > 0; });
   for (const TenantSnapshot& tenant : snapshot.tenants) {
+    if (tenant.attached && tenant.link_limit != workers_.at(*tenant.session).link_limit) {
+      Problem("a worker knows another limit than it should");
+    }
+    if (tenant.attached && tenant.link_limit > 0 && !any_rotates) {
+      Problem("a worker is held back although nothing rotates");
+    }
     const uint32_t held =
         tenant.parameter_slabs + tenant.slot_slabs + tenant.kv_slabs + tenant.workspace_slabs;
     if (held > tenant.config.quota_slabs) Problem("a tenant is above its quota");
