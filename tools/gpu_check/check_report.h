@@ -29,6 +29,12 @@ class CheckReport {
     const bool ok = kind == Limit::kAtMost ? value <= limit : value >= limit;
     Say(name, ok, value, unit, limit, note);
   }
+  // The value, and as NAME.ratio what it is of `whole`, which must be at least `least`.
+  void Ratio(absl::string_view name, double value, absl::string_view unit, double whole,
+             double least, absl::string_view note = "") {
+    Inform(name, value, unit, note);
+    Measure(absl::StrCat(name, ".ratio"), value / whole, "", Limit::kAtLeast, least);
+  }
   void Verify(absl::string_view name, bool ok, absl::string_view note = "") {
     Say(name, ok, std::nullopt, "", std::nullopt, note);
   }

@@ -40,6 +40,13 @@ class GpuWorker {
       auto answer = AwaitThat([&] { return kv_.size() == number; });
       return answer.ok() ? absl::StrCat(absl::ToUnixMicros(MonotonicNow())) : answer;
     }
+    if (command == "grow") {
+      uint32_t step = 0;
+      if (words.size() != 3 || !absl::SimpleAtoi(words[2], &step) || step == 0) {
+        return absl::InvalidArgumentError("grow needs two numbers");
+      }
+      return Grow(number, step);
+    }
     if (command == "fill") return OnEach([&] { return Fill(number); });
     if (command == "holds") return OnEach([&] { return Holds(number); });
     if (command == "release") {
@@ -135,6 +142,17 @@ class GpuWorker {
         return absl::DeadlineExceededError(absl::StrCat("holds ", kv_.size(), " KV slabs"));
       }
     }
+  }
+
+  absl::StatusOr<std::string> Grow(uint32_t slabs, uint32_t step) {
+    const absl::Time start = MonotonicNow();
+    while (kv_.size() < slabs) {
+      const size_t target = std::min<size_t>(slabs, kv_.size() + step);
+      client_->SetKvTarget(static_cast<int32_t>(target), static_cast<int32_t>(target));
+      auto answer = AwaitThat([&] { return kv_.size() == target; });
+      if (!answer.ok()) return answer;
+    }
+    return absl::StrCat(absl::ToInt64Microseconds(MonotonicNow() - start));
   }
 
   // The GPU that the calls below are about.

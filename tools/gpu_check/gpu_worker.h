@@ -5,6 +5,9 @@
 //                 follows is done and asked on each
 //   target N      states the KV target
 //   await N       answers when N KV slabs are mapped, with the time (see `release`)
+//   grow N STEP   raises the KV target by STEP, waits until as many slabs are mapped, and so on up
+//   to
+//                 N; answers how long that took, in microseconds
 //   fill V        writes V into every word of its KV slabs
 //   holds V       whether every word of its KV slabs is V: "yes" or where it is not
 //   release       gives all KV slabs back and wants none; answers the time at which it began, in

@@ -118,6 +118,18 @@ struct BenchEngineOptions {
 // Starts a node of its own; needs none that runs.
 int RunBenchEngine(BenchEngineOptions options, const Terminal& terminal);
 
+struct BenchActivationOptions {
+  std::string shape = "llama3-8b";  // bench_shapes.h
+  bool cuda = true;
+  std::vector<int> gpus = {0};
+  std::string binaries;  // empty: where this program is
+  int32_t prompt_tokens = 128;
+  int rounds = 6;
+  std::string json_file;
+};
+// Starts a node of its own; needs none that runs.
+int RunBenchActivation(BenchActivationOptions options, const Terminal& terminal);
+
 struct BenchRemapOptions {
   std::string config_file;  // remap_config.h
   std::string traces;       // folder of the trace files; empty: that of the configuration

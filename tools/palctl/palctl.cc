@@ -49,6 +49,7 @@ struct CommandLine {
   double drain_seconds = 60;
   BenchControlOptions bench;
   BenchEngineOptions bench_engine;
+  BenchActivationOptions bench_activation;
   BenchRemapOptions bench_remap;
 };
 
@@ -159,6 +160,35 @@ void AddBenchEngine(CLI::App& bench, BenchEngineOptions& options) {
                      "default: tools/bench/vllm_bench.py of the bundle or the source tree");
 }
 
+void AddBenchActivation(CLI::App& bench, BenchActivationOptions& options) {
+  CLI::App* activation = bench.add_subcommand(
+      "activation",
+      "starts a node with two tenants whose images do not fit together, and measures how long a "
+      "request to the one without memory waits for its first token");
+  activation->add_option("--shape", options.shape, "the models' shape")
+      ->check(CLI::IsMember(BenchShapes()))
+      ->capture_default_str();
+  activation->add_option("--json", options.json_file, "write the results to this file")
+      ->type_name("FILE");
+  activation
+      ->add_option_function<std::string>(
+          "--device", [&options](const std::string& device) { options.cuda = device == "cuda"; },
+          "cuda (the default) or cpu")
+      ->check(CLI::IsMember({"cuda", "cpu"}));
+  activation->add_option("--gpus", options.gpus, "several share each model (tensor parallel)")
+      ->delimiter(',')
+      ->capture_default_str();
+  activation->add_option("--prompt", options.prompt_tokens, "tokens of the request")
+      ->check(CLI::Range(1, 8000))
+      ->capture_default_str();
+  activation->add_option("--rounds", options.rounds, "activations; the median counts")
+      ->check(CLI::Range(1, 1000))
+      ->capture_default_str();
+  activation->add_option(
+      "--binaries", options.binaries,
+      "folder of the programs: bin/ of a bundle, or bazel-bin (default: where palctl is)");
+}
+
 void AddBenchRemap(CLI::App& bench, BenchRemapOptions& options) {
   CLI::App* remap = bench.add_subcommand(
       "remap",
@@ -209,6 +239,7 @@ void AddOthers(CLI::App& app, CommandLine& line) {
       ->capture_default_str();
   control->add_flag("--json", line.bench.json, "{calls, answer_bytes, p50_seconds, p99_seconds}");
   AddBenchEngine(*bench, line.bench_engine);
+  AddBenchActivation(*bench, line.bench_activation);
   AddBenchRemap(*bench, line.bench_remap);
 }
 
@@ -286,6 +317,9 @@ int RunPalctl(int argc, const char* const* argv, const Terminal& terminal) {
   }
   if (app.got_subcommand("bench") && app.get_subcommand("bench")->got_subcommand("engine")) {
     return RunBenchEngine(std::move(line.bench_engine), terminal);
+  }
+  if (app.got_subcommand("bench") && app.get_subcommand("bench")->got_subcommand("activation")) {
+    return RunBenchActivation(std::move(line.bench_activation), terminal);
   }
   if (app.got_subcommand("bench") && app.get_subcommand("bench")->got_subcommand("remap")) {
     return RunBenchRemap(std::move(line.bench_remap), terminal);

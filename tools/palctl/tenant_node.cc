@@ -321,6 +321,11 @@ absl::Status TenantNode::Await(const char* what, absl::Duration timeout, Conditi
   return absl::OkStatus();
 }
 
+absl::StatusOr<BenchClient::Answer> TenantNode::Ask(size_t tenant, int32_t batch,
+                                                    int32_t prompt_tokens, int32_t tokens) {
+  return tenants_[tenant].client->Ask(batch, prompt_tokens, tokens);
+}
+
 absl::Status TenantNode::AwaitIdle(absl::Duration timeout) {
   return Await("all requests to end", timeout, [this] {
     const auto all = WorkerStats();

@@ -67,6 +67,10 @@ class TenantNode {
   // until all answer. InvalidArgument: a program refuses the settings; whatever ran goes on.
   absl::Status Run(const TenantNodeSettings& settings);
 
+  // Of the tenant's worker; see BenchClient.
+  absl::StatusOr<BenchClient::Answer> Ask(size_t tenant, int32_t batch, int32_t prompt_tokens,
+                                          int32_t tokens);
+
   // OK once no worker has requests.
   absl::Status AwaitIdle(absl::Duration timeout);
 
