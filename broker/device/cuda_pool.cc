@@ -5,6 +5,12 @@
 #include "common/log.h"
 
 namespace palimpsest {
+namespace {
+
+// That a broker needs besides those of GPU memory.
+constexpr uint32_t kOtherDescriptors = 4096;
+
+}  // namespace
 
 absl::StatusOr<std::unique_ptr<SlabDevice>> OpenCudaPool(const CudaPool& pool) {
   const absl::StatusOr<const CudaDriver*> driver = CudaDriver::Load();
@@ -17,7 +23,8 @@ absl::StatusOr<std::unique_ptr<SlabDevice>> OpenCudaPool(const CudaPool& pool) {
                             .gpus = pool.gpus,
                             .slabs = pool.slabs,
                             .slab_bytes = pool.slab_bytes,
-                            .generation = pool.generation});
+                            .generation = pool.generation,
+                            .other_descriptors = kOtherDescriptors + pool.beside});
   if (!device.ok()) return device.status();
   // After a restart there may be no memory to spare, while workers hold theirs.
   if (const absl::Status status = (*device)->MeasureLinks(); !status.ok()) {

@@ -20,6 +20,8 @@ struct CudaPool {
   Bytes slab_bytes;
   // Of this broker process.
   uint32_t generation = 1;
+  // Most descriptors of memory beside the pool (SlabDevice::CreateBeside).
+  uint32_t beside = 0;
 };
 
 // A CudaSlabDevice over the machine's driver. FailedPrecondition says what is missing: the toolkit

@@ -318,4 +318,10 @@ SlabDevice::Identity CudaSlabDevice::IdentityOf(SlabId slab) {
   return slabs_[slab.value()].identity;
 }
 
+absl::StatusOr<UniqueFd> CudaSlabDevice::CreateBeside(int gpu) {
+  const auto memory = CudaAllocation::Create(*options_.driver, gpu, options_.slab_bytes);
+  if (!memory.ok()) return memory.status();
+  return memory->Export();
+}
+
 }  // namespace palimpsest

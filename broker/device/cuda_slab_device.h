@@ -64,6 +64,7 @@ class CudaSlabDevice : public SlabDevice {
   absl::Status Retire(SlabId slab) override;
   std::shared_ptr<const SlabDescriptors> Descriptors(SlabId slab) override;
   Identity IdentityOf(SlabId slab) override;
+  absl::StatusOr<UniqueFd> CreateBeside(int gpu) override;
   // Memory keeps its name for as long as it exists, so workers may keep what they imported.
   uint64_t MemoryId(SlabId slab) override { return IdentityOf(slab).inode; }
 

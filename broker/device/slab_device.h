@@ -23,6 +23,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "common/fd.h"
 #include "common/ids.h"
@@ -85,6 +86,14 @@ class SlabDevice {
   virtual std::shared_ptr<const SlabDescriptors> Descriptors(SlabId slab) = 0;
 
   virtual Identity IdentityOf(SlabId slab) = 0;
+
+  // Memory of a slab's size on GPU `gpu` that is no slab, of undefined content: for copies of
+  // parameter images. It lives as long as a descriptor or a mapping of it. ResourceExhausted when
+  // there is none.
+  virtual absl::StatusOr<UniqueFd> CreateBeside(int gpu) {
+    (void)gpu;
+    return absl::UnimplementedError("slabs are host memory");
+  }
 
   // Not 0 if workers may keep what they imported after they gave the slab back, to map it again
   // when it is granted to them again with the same memory id.

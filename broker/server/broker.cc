@@ -38,7 +38,12 @@ absl::StatusOr<std::unique_ptr<Broker>> Broker::Create(Options options, Parts pa
 }
 
 Broker::Broker(Options options, Parts parts)
-    : options_(std::move(options)), parts_(std::move(parts)), arbiter_(options_.arbiter) {}
+    : options_(std::move(options)),
+      parts_(std::move(parts)),
+      arbiter_(options_.arbiter),
+      peers_({.slabs = options_.peer_slabs,
+              .fill_deadline = options_.arbiter.grant_deadline,
+              .return_deadline = options_.arbiter.revoke_deadline}) {}
 
 Broker::~Broker() { Stop(); }
 
@@ -176,9 +181,10 @@ void Broker::TimerLoop() {
       while (true) {
         if (stopping_) return;
         const absl::Time now = parts_.clock.Now();
-        timer_deadline_ = arbiter_.NextDeadline();
+        timer_deadline_ = std::min(arbiter_.NextDeadline(), peers_.NextDeadline());
         if (timer_deadline_ <= now) {
           arbiter_.OnTick(now);
+          KillLate(now);
           Collect();
           break;
         }
@@ -255,6 +261,7 @@ absl::StatusOr<std::shared_ptr<Broker::Session>> Broker::Attach(
     sessions_[*id] = session;
     queue_.push_back(Work{SendAttached{.recorded = false, .send_image = true, .image = image},
                           session, session->stream});
+    ConnectPeer(*session);
   });
   if (!status.ok()) return status;
   // Its end may have been reported before the session existed.
@@ -309,7 +316,10 @@ absl::Status Broker::Reattach(const std::shared_ptr<Session>& session, const v1:
     status = CheckReturned(session->id, *held);
     if (!status.ok()) return;
     earlier = std::exchange(session->stream, nullptr);
-    if (earlier != nullptr) arbiter_.OnConnectionLost(session->id, now);
+    if (earlier != nullptr) {
+      arbiter_.OnConnectionLost(session->id, now);
+      peers_.Disconnect(session->id);
+    }
     status = arbiter_.OnReattach(session->id, *session->tenant,
                                  StagesFor(*image, message.rotates()), *held, *rotation, now);
     if (!status.ok()) return;
@@ -324,6 +334,8 @@ absl::Status Broker::Reattach(const std::shared_ptr<Session>& session, const v1:
         Work{SendAttached{
                  .recorded = true, .send_image = !message.reattach().has_image(), .image = image},
              session, stream});
+    ReleasePeerMemory(*session);
+    ConnectPeer(*session);
   });
   if (earlier != nullptr) earlier->Close("the worker opened another connection");
   return status;
@@ -336,12 +348,13 @@ absl::Status Broker::Handle(const std::shared_ptr<Session>& session,
       ParseWorkerMessage(message, options_.arbiter.pool_slabs);
   if (!event.ok()) return event.status();
   Decide([&](absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-    if (session->stream == stream) Apply(session->id, *event, now);
+    if (session->stream == stream) Apply(*session, *event, now);
   });
   return absl::OkStatus();
 }
 
-void Broker::Apply(SessionId session, const WorkerEvent& event, absl::Time now) {
+void Broker::Apply(Session& from, const WorkerEvent& event, absl::Time now) {
+  const SessionId session = from.id;
   if (const auto* activate = std::get_if<ActivateEvent>(&event)) {
     arbiter_.OnActivate(session, activate->reason, now);
   } else if (const auto* target = std::get_if<KvTargetEvent>(&event)) {
@@ -358,6 +371,8 @@ void Broker::Apply(SessionId session, const WorkerEvent& event, absl::Time now) 
     arbiter_.OnGrantMapped(session, mapped->grant, mapped->map, mapped->restore, now);
   } else if (const auto* rotated = std::get_if<RotationDoneEvent>(&event)) {
     arbiter_.OnRotationDone(session, rotated->rotation, now);
+  } else if (const auto* peer = std::get_if<PeerImageEvent>(&event)) {
+    Answer(from, *peer);
   } else if (const auto* load = std::get_if<SessionLoad>(&event)) {
     arbiter_.OnReport(session, *load, now);
   } else {
@@ -371,6 +386,7 @@ void Broker::Disconnect(const std::shared_ptr<Session>& session,
     if (session->stream != stream) return;
     session->stream = nullptr;
     arbiter_.OnConnectionLost(session->id, now);
+    peers_.Disconnect(session->id);
   });
 }
 

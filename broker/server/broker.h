@@ -36,6 +36,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "broker/core/arbiter.h"
+#include "broker/core/peer_images.h"
 #include "broker/core/pool_config.h"
 #include "broker/device/slab_device.h"
 #include "broker/server/broker_metrics.h"
@@ -66,6 +67,11 @@ class Broker : public DescriptorDelegate {
     std::vector<uint32_t> image_slabs;
     // By tenant; BrokerTenant.context.
     std::vector<Bytes> context_allowance;
+    // Slabs of memory on GPU `peer_gpu`, which is not the pool's, for copies of parameter images,
+    // and which tenants (by TenantId) have some.
+    uint32_t peer_slabs = 0;
+    int peer_gpu = 0;
+    std::vector<bool> peer_images;
     // How long the descriptors of a grant or an image can be fetched.
     absl::Duration token_lifetime = absl::Seconds(30);
     // How slabs that come back are cleaned: replaced, or zeroed in place (workers are trusted).
@@ -86,6 +92,8 @@ class Broker : public DescriptorDelegate {
     std::function<void(const absl::Status&)> fatal;
   };
 
+  using PeerMemory = std::vector<std::shared_ptr<const UniqueFd>>;
+
   // One worker's attachment. Everything but the id, tenant, process and fingerprint belongs to the
   // broker.
   struct Session {
@@ -102,6 +110,9 @@ class Broker : public DescriptorDelegate {
     std::shared_ptr<SessionStream> stream;
     // Null until its worker has returned.
     std::shared_ptr<const SealedImage> image;
+    // Memory of its copy of the image on another GPU, which is there as long as the broker or the
+    // worker has it.
+    PeerMemory peer_memory;
   };
 
   // Takes over what the journal says of earlier generations: their slabs wait for their workers,
@@ -170,8 +181,10 @@ class Broker : public DescriptorDelegate {
     std::shared_ptr<const SealedImage> image;
   };
   struct Work {
-    std::variant<ArbiterAction, SendAttached> what;
-    std::shared_ptr<Session> session;       // null for CleanSlabs and TransferFinished
+    // PeerMemory: to be released.
+    std::variant<ArbiterAction, SendAttached, PeerImages::Offer, PeerMemory> what;
+    // Null for CleanSlabs, TransferFinished and PeerMemory.
+    std::shared_ptr<Session> session;
     std::shared_ptr<SessionStream> stream;  // its stream at the time of the decision
   };
 
@@ -188,7 +201,7 @@ class Broker : public DescriptorDelegate {
   // FailedPrecondition if one of `held` is claimed whose descriptor was not returned.
   absl::Status CheckReturned(SessionId session, absl::Span<const HeldSlab> held)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void Apply(SessionId session, const WorkerEvent& event, absl::Time now)
+  void Apply(Session& session, const WorkerEvent& event, absl::Time now)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Runs `event` under the lock, then carries out what it led to.
   template <typename Event>
@@ -200,8 +213,15 @@ class Broker : public DescriptorDelegate {
     }
     Drain();
   }
-  // Queues the arbiter's new actions.
+  // Queues the arbiter's new actions, and what is to be said about copies of images.
   void Collect() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // The session's worker is there, and without a copy of its image.
+  void ConnectPeer(const Session& session) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void Answer(Session& session, const PeerImageEvent& event) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Has workers killed that have not answered about their copies.
+  void KillLate(absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::StatusOr<PeerMemory> MakePeerMemory(uint32_t slabs);
+  void ReleasePeerMemory(Session& session) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Drain();
   void Execute(std::vector<Work>& batch);
   void Record(const std::vector<Work>& batch);
@@ -210,6 +230,8 @@ class Broker : public DescriptorDelegate {
   // Attached.image_bytes_per_second.
   double ImageBytesPerSecond();
   void Do(const Work& work, const ArbiterAction& action);
+  void Do(const Work& work, const PeerImages::Offer& offer);
+  void Do(const Work&, const PeerMemory&) {}
   void Perform(const Work& work, const SendGrant& grant);
   void Perform(const Work& work, const SendRevoke& revoke);
   void Perform(const Work& work, const SendSetRotation& rotation);
@@ -239,6 +261,7 @@ class Broker : public DescriptorDelegate {
 
   Mutex mu_;
   Arbiter arbiter_ ABSL_GUARDED_BY(mu_);
+  PeerImages peers_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_map<SessionId, std::shared_ptr<Session>> sessions_ ABSL_GUARDED_BY(mu_);
   // Slabs of earlier generations whose descriptors have not come back.
   std::map<SlabId, journal::SlabGranted> lost_ ABSL_GUARDED_BY(mu_);

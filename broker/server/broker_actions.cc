@@ -72,12 +72,19 @@ void Broker::Collect() {
         std::erase_if(lost_,
                       [&id](const auto& slab) { return slab.second.session_id() == id->value(); });
         found->second->stream = nullptr;
+        peers_.End(*id);
         sessions_.erase(found);
       }
     }
     queue_.push_back(std::move(work));
   }
-  if (arbiter_.NextDeadline() < timer_deadline_) timer_changed_.Signal();
+  for (const PeerImages::Offer& offer : peers_.Decide(parts_.clock.Now())) {
+    const std::shared_ptr<Session>& session = sessions_.at(offer.session);
+    queue_.push_back(Work{offer, session, session->stream});
+  }
+  if (std::min(arbiter_.NextDeadline(), peers_.NextDeadline()) < timer_deadline_) {
+    timer_changed_.Signal();
+  }
 }
 
 void Broker::Drain() {
@@ -109,6 +116,7 @@ void Broker::Record(const std::vector<Work>& batch) {
       if (!attached->recorded) records.push_back(OpenedRecord(*work.session));
       continue;
     }
+    if (!std::holds_alternative<ArbiterAction>(work.what)) continue;
     const ArbiterAction& action = std::get<ArbiterAction>(work.what);
     if (const auto* grant = std::get_if<SendGrant>(&action)) {
       for (const GrantedSlab& slab : grant->slabs) {
@@ -333,6 +341,8 @@ v1::GetStatusResponse Broker::Status() {
   out.set_backend(parts_.device.name());
   out.set_memory_policy(std::string(MemoryPolicyName(options_.memory_policy)));
   out.set_slab_pieces(static_cast<uint32_t>(parts_.device.pieces()));
+  out.set_peer_slabs(peers_.slabs());
+  out.set_peer_slabs_free(peers_.free());
   for (uint32_t i = 0; i < snapshot.tenants.size(); ++i) {
     FillTenant(snapshot.tenants[i], TenantId(i), *out.add_tenants());
   }
@@ -393,6 +403,7 @@ void Broker::FillTenant(const TenantSnapshot& tenant, TenantId id, v1::TenantMem
   out.set_link_limit_bytes_per_second(tenant.link_limit);
   out.set_fingerprint(absl::BytesToHexString(parts_.images.Fingerprint(id)));
   if (!tenant.session.has_value()) return;
+  out.set_peer_image_slabs(peers_.Held(*tenant.session));
   const auto session = sessions_.find(*tenant.session);
   if (session == sessions_.end() || session->second->process == nullptr) return;
   out.set_pid(session->second->process->pid());

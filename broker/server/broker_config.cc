@@ -1,5 +1,6 @@
 #include "broker/server/broker_config.h"
 
+#include <algorithm>
 #include <limits>
 #include <set>
 
@@ -13,6 +14,8 @@ namespace {
 
 constexpr size_t kMaxTenants = 64;
 constexpr int64_t kMaxPoolSlabs = 1 << 20;
+constexpr int64_t kMaxPeerSlabs = 1 << 16;
+constexpr int kMaxGpu = 63;
 // A worker's context was measured at 520 to 545 MiB with its kernels and graphs, and with what NCCL
 // and the inboxes of its GPUs take on each of two GPUs at 1,410 MiB.
 constexpr Bytes kContextAllowance = MiB(640);
@@ -57,6 +60,10 @@ BrokerTenant ReadTenant(ConfigReader& reader, const BrokerConfig& config) {
   tenant.context = reader.Size("context", Bytes(0), pool_bytes, ContextAllowance(config));
   if (config.backend != BrokerConfig::Backend::kCuda && tenant.context > Bytes(0)) {
     reader.Error("context", "only with backend: cuda");
+  }
+  tenant.peer_image = reader.Choice<bool>("image", {{"host", false}, {"peer_gpu", true}}, false);
+  if (tenant.peer_image && !config.peer.has_value()) {
+    reader.Error("image", "peer_gpu needs pool.peer: the GPU and how much of its memory");
   }
   tenant.priority = static_cast<int32_t>(reader.Int("priority", -1000, 1000, 0));
   tenant.pin = reader.Bool("pin", false);
@@ -112,6 +119,18 @@ ArbiterOptions ReadPolicy(ConfigReader& policy) {
   return out;
 }
 
+void ReadPeer(ConfigReader& pool, BrokerConfig& config) {
+  ConfigReader reader = pool.Map("peer");
+  BrokerConfig::Peer& peer = config.peer.emplace();
+  peer.gpu = static_cast<int>(reader.Int("gpu", 0, kMaxGpu));
+  peer.bytes = reader.Size("bytes", config.slab_bytes, config.slab_bytes * kMaxPeerSlabs);
+  if (config.backend != BrokerConfig::Backend::kCuda) {
+    reader.Error("gpu", "only with backend: cuda");
+  } else if (std::find(config.gpus.begin(), config.gpus.end(), peer.gpu) != config.gpus.end()) {
+    reader.Error("gpu", "expected a GPU that is not in pool.gpus");
+  }
+}
+
 void ReadPool(ConfigReader pool, BrokerConfig& config) {
   using Backend = BrokerConfig::Backend;
   config.backend = pool.Choice<Backend>(
@@ -131,6 +150,7 @@ void ReadPool(ConfigReader pool, BrokerConfig& config) {
     pool.Error("bytes", absl::StrCat("expected a multiple of pool.slab_bytes (",
                                      config.slab_bytes.ToString(), ")"));
   }
+  if (pool.Has("peer")) ReadPeer(pool, config);
 }
 
 // What the contexts leave.

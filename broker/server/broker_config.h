@@ -34,6 +34,8 @@ struct BrokerTenant {
   // graphs, communicators). Kept of the pool's bytes and of the tenant's quota, so that all of it
   // is inside the pool's cap.
   Bytes context;
+  // Whether its worker keeps a copy of the parameter image in BrokerConfig::peer.
+  bool peer_image = false;
   int32_t priority = 0;
   bool pin = false;
   Bytes floor;
@@ -54,6 +56,12 @@ struct BrokerConfig {
   absl::Duration pack_deadline;
   enum class Backend { kHost, kCuda };
   Backend backend = Backend::kHost;
+  // With backend cuda: memory of a GPU that is not the pool's, for copies of parameter images.
+  struct Peer {
+    int gpu = 0;
+    Bytes bytes;
+  };
+  std::optional<Peer> peer;
   // With backend cuda: the GPUs on each of which a slab has a piece, in the order of their ranks.
   std::vector<int> gpus = {0};
   // Slabs are scrubbed, not replaced, when they come back; with backend cuda alone.

@@ -76,6 +76,29 @@ TEST(ReadBrokerConfig, ReadsHowKvIsStored) {
   EXPECT_THAT(Refusal(with(", kv_dtype: fp8_e5m2")), HasSubstr("kv_dtype"));
 }
 
+TEST(ReadBrokerConfig, ReadsWhereCopiesOfImagesAre) {
+  const auto with = [](absl::string_view pool, absl::string_view tenant) {
+    return absl::StrCat("node: n\nstate_dir: s\ncontrol_socket: b\ndescriptor_socket: d\npool: {",
+                        pool, "}\ntenants:\n  - {name: a, uid: 1, ", tenant,
+                        "model: {path: m, max_sequence_tokens: 5}}\n");
+  };
+  constexpr char kCuda[] = "backend: cuda, bytes: 2 GiB, peer: {gpu: 1, bytes: 1 GiB}";
+  const auto config = Read(with(kCuda, "image: peer_gpu, "));
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_EQ(config->peer->gpu, 1);
+  EXPECT_EQ(config->peer->bytes, GiB(1));
+  EXPECT_TRUE(config->tenants[0].peer_image);
+  EXPECT_FALSE(Read(with(kCuda, ""))->tenants[0].peer_image);
+  EXPECT_FALSE(Read(with("backend: cuda, bytes: 2 GiB", "image: host, "))->peer.has_value());
+  EXPECT_THAT(Refusal(with("backend: cuda, bytes: 2 GiB", "image: peer_gpu, ")),
+              HasSubstr("pool.peer"));
+  EXPECT_THAT(Refusal(with("bytes: 2 GiB, peer: {gpu: 1, bytes: 1 GiB}", "")),
+              HasSubstr("only with backend: cuda"));
+  EXPECT_THAT(Refusal(with("backend: cuda, bytes: 2 GiB, peer: {gpu: 0, bytes: 1 GiB}", "")),
+              HasSubstr("not in pool.gpus"));
+  EXPECT_THAT(Refusal(with("backend: cuda, bytes: 2 GiB, peer: {gpu: 1}", "")), HasSubstr("bytes"));
+}
+
 TEST(ReadBrokerConfig, ReadsHowLayersRotate) {
   const auto with = [](absl::string_view rotation) {
     return Read(absl::StrCat("policy: {rotation: ", rotation, "}\n", kHead, kTenant));

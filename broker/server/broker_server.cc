@@ -178,12 +178,18 @@ Bytes BrokerServer::MissingMemory(const PoolPlan& plan, const std::set<std::stri
   return ordinary_pages ? missing + config_.slab_bytes * fresh : missing;
 }
 
+uint32_t BrokerServer::PeerSlabs() const {
+  return config_.peer.has_value() ? static_cast<uint32_t>(config_.peer->bytes / config_.slab_bytes)
+                                  : 0;
+}
+
 absl::StatusOr<bool> BrokerServer::OpenDevice(const CudaPoolFactory& cuda) {
   if (config_.backend == BrokerConfig::Backend::kCuda) {
     auto device = cuda(CudaPool{.gpus = config_.gpus,
                                 .slabs = config_.policy.pool_slabs,
                                 .slab_bytes = config_.slab_bytes,
-                                .generation = journal_->generation()});
+                                .generation = journal_->generation(),
+                                .beside = PeerSlabs()});
     if (!device.ok()) return device.status();
     device_ = *std::move(device);
     const std::vector<SlabDevice::Link> links = device_->Links();
@@ -234,6 +240,13 @@ absl::Status BrokerServer::OpenState(const PoolPlan& plan,
                           .image_slabs = plan.image_slabs,
                           .context_allowance = plan.context_allowance,
                           .token_lifetime = config_.token_lifetime};
+  if (config_.peer.has_value()) {
+    options.peer_slabs = PeerSlabs();
+    options.peer_gpu = config_.peer->gpu;
+    for (const BrokerTenant& tenant : config_.tenants) {
+      options.peer_images.push_back(tenant.peer_image);
+    }
+  }
   if (config_.trusted_workers) options.cleaning = Broker::Options::Cleaning::kScrub;
   if (config_.backend == BrokerConfig::Backend::kCuda) {
     options.cleaner_threads = 1;

@@ -80,6 +80,8 @@ class BrokerServer {
 
   absl::Status OpenState(const PoolPlan& plan, std::function<void(const absl::Status&)> fatal,
                          const CudaPoolFactory& cuda);
+  // Of memory for copies of images.
+  uint32_t PeerSlabs() const;
   // Opens device_; whether its slabs are ordinary pages of the host.
   absl::StatusOr<bool> OpenDevice(const CudaPoolFactory& cuda);
   // Ordinary memory that pool and images will take besides what the workers of an earlier broker

@@ -163,6 +163,9 @@ absl::StatusOr<WorkerEvent> ParseWorkerMessage(const v1::WorkerMessage& message,
       return DetachEvent{};
     case v1::WorkerMessage::kRotationDone:
       return RotationDoneEvent{RotationId(message.rotation_done().rotation_id())};
+    case v1::WorkerMessage::kPeerImageDone:
+      return PeerImageEvent{PeerImageId(message.peer_image_done().peer_image_id()),
+                            message.peer_image_done().slabs()};
     case v1::WorkerMessage::kAttach:
       return absl::InvalidArgumentError("Attach comes once, as the first message");
     case v1::WorkerMessage::MESSAGE_NOT_SET:

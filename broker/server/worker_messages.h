@@ -10,6 +10,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "broker/core/arbiter.h"
+#include "broker/core/peer_images.h"
 #include "common/rotation.h"
 #include "proto/palimpsest/v1/broker.pb.h"
 
@@ -39,10 +40,15 @@ struct GrantMappedEvent {
 struct RotationDoneEvent {
   RotationId rotation;
 };
+struct PeerImageEvent {
+  PeerImageId id;
+  uint32_t slabs = 0;
+};
 struct DetachEvent {};
 
-using WorkerEvent = std::variant<ActivateEvent, KvTargetEvent, RevokeDoneEvent, ReleaseKvEvent,
-                                 GrantMappedEvent, RotationDoneEvent, SessionLoad, DetachEvent>;
+using WorkerEvent =
+    std::variant<ActivateEvent, KvTargetEvent, RevokeDoneEvent, ReleaseKvEvent, GrantMappedEvent,
+                 RotationDoneEvent, PeerImageEvent, SessionLoad, DetachEvent>;
 
 // Any message but Attach, which is legal only as the first one. Slabs are of the pool and named
 // once; durations are between 0 and a day; counts at most 2^24.

@@ -44,7 +44,7 @@ absl::StatusOr<CudaAllocation> CudaAllocation::Create(const CudaDriver& driver, 
   return memory;
 }
 
-absl::StatusOr<CudaAllocation> CudaAllocation::Import(const CudaDriver& driver, int ordinal,
+absl::StatusOr<CudaAllocation> CudaAllocation::Import(const CudaDriver& driver,
                                                       const UniqueFd& descriptor) {
   CudaAllocation memory;
   absl::Status status = driver.Check(
@@ -54,9 +54,17 @@ absl::StatusOr<CudaAllocation> CudaAllocation::Import(const CudaDriver& driver, 
       "importing GPU memory from a descriptor");
   if (!status.ok()) return status;
   memory.driver_ = &driver;
+  return memory;
+}
+
+absl::StatusOr<CudaAllocation> CudaAllocation::Import(const CudaDriver& driver, int ordinal,
+                                                      const UniqueFd& descriptor) {
+  absl::StatusOr<CudaAllocation> memory = Import(driver, descriptor);
+  if (!memory.ok()) return memory;
   CUmemAllocationProp properties = {};
-  status = driver.Check(driver.cuMemGetAllocationPropertiesFromHandle(&properties, memory.handle_),
-                        "asking for the properties of imported GPU memory");
+  const absl::Status status =
+      driver.Check(driver.cuMemGetAllocationPropertiesFromHandle(&properties, memory->handle_),
+                   "asking for the properties of imported GPU memory");
   if (!status.ok()) return status;
   if (properties.location.type != CU_MEM_LOCATION_TYPE_DEVICE ||
       properties.location.id != ordinal) {

@@ -33,6 +33,8 @@ class CudaAllocation {
   // is mapped.
   static absl::StatusOr<CudaAllocation> Import(const CudaDriver& driver, int ordinal,
                                                const UniqueFd& memory);
+  // The same of any GPU's.
+  static absl::StatusOr<CudaAllocation> Import(const CudaDriver& driver, const UniqueFd& memory);
 
   CudaAllocation() = default;
   CudaAllocation(CudaAllocation&& other) noexcept { *this = std::move(other); }
@@ -81,7 +83,8 @@ class CudaAddressRange {
   // InvalidArgument when the allocation has another size, or the piece is taken.
   absl::Status Map(Bytes offset, Bytes size, const CudaAllocation& memory) const;
   // Lets the GPU read and write a piece in which every byte is mapped. The dear part of mapping,
-  // and little dearer for many allocations in a row than for one.
+  // and little dearer for many allocations in a row than for one. An error for memory of another
+  // GPU that this one cannot reach.
   absl::Status Open(Bytes offset, Bytes size) const;
   // Whole allocations only; any number in a row. Does not wait for kernels.
   absl::Status Unmap(Bytes offset, Bytes size) const;

@@ -31,6 +31,7 @@ using ::testing::StartsWith;
 class FakeBroker : public v1::Broker::Service {
  public:
   std::atomic<uint32_t> slab_pieces = 1;
+  std::atomic<uint32_t> peer_slabs = 0;
 
   grpc::Status GetStatus(grpc::ServerContext*, const v1::GetStatusRequest*,
                          v1::GetStatusResponse* response) override {
@@ -48,6 +49,8 @@ class FakeBroker : public v1::Broker::Service {
     alpha->set_pid(4242);
     alpha->set_parameter_slabs(128);
     alpha->set_image_slabs(162);
+    response->set_peer_slabs(peer_slabs);
+    alpha->set_peer_image_slabs(peer_slabs / 2);
     alpha->set_kv_slabs(7);
     alpha->mutable_load()->set_active(true);
     alpha->mutable_load()->set_waiting_sequences(3);
@@ -230,6 +233,14 @@ TEST_F(Palctl, StatusSaysHowManyGpusASlabLiesOn) {
   broker_.slab_pieces = 2;
   ASSERT_EQ(Run({"status"}), kDone) << err_;
   EXPECT_THAT(out_, HasSubstr("slabs of 2 MiB (736 MiB on each of 2 GPUs), "));
+}
+
+TEST_F(Palctl, StatusSaysWhoHasACopyOfItsImageOnAnotherGpu) {
+  ASSERT_EQ(Run({"status"}), kDone) << err_;
+  EXPECT_THAT(out_, ::testing::Not(HasSubstr("another GPU")));
+  broker_.peer_slabs = 600;
+  ASSERT_EQ(Run({"status"}), kDone) << err_;
+  EXPECT_THAT(out_, HasSubstr("another GPU: 0 of 600 slabs free, alpha 300\n"));
 }
 
 TEST_F(Palctl, StatusAsJsonHasEverything) {

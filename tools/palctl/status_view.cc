@@ -48,6 +48,7 @@ json TenantJson(const v1::TenantMemory& t) {
           {"link_limit_bytes_per_second", t.link_limit_bytes_per_second()},
           {"workspace_slabs", t.workspace_slabs()},
           {"image_slabs", t.image_slabs()},
+          {"peer_image_slabs", t.peer_image_slabs()},
           {"context_bytes", t.load().context_bytes()},
           {"context_allowance_bytes", t.context_allowance_bytes()},
           {"floor_slabs", t.floor_slabs()},
@@ -97,6 +98,19 @@ std::string ContextCell(const v1::TenantMemory& t) {
   if (t.context_allowance_bytes() == 0 && t.load().context_bytes() == 0) return "-";
   const auto text = [](uint64_t bytes) { return Bytes(static_cast<int64_t>(bytes)).ToString(); };
   return absl::StrCat(text(t.load().context_bytes()), "/", text(t.context_allowance_bytes()));
+}
+
+// Who has copies of its image on another GPU; empty if nobody may.
+std::string PeerLine(const v1::GetStatusResponse& broker) {
+  if (broker.peer_slabs() == 0) return "";
+  std::string line = absl::StrCat("copies of images on another GPU: ", broker.peer_slabs_free(),
+                                  " of ", broker.peer_slabs(), " slabs free");
+  for (const v1::TenantMemory& t : broker.tenants()) {
+    if (t.peer_image_slabs() > 0) {
+      absl::StrAppend(&line, ", ", t.tenant(), " ", t.peer_image_slabs());
+    }
+  }
+  return line + "\n";
 }
 
 std::string TenantsTable(const v1::GetStatusResponse& broker) {
@@ -153,6 +167,8 @@ json StatusJson(const NodeStatus& status) {
                  {"memory_policy", broker.memory_policy()},
                  {"slab_pieces", broker.slab_pieces()},
                  {"slab_bytes", broker.slab_bytes()},
+                 {"peer_slabs", broker.peer_slabs()},
+                 {"peer_slabs_free", broker.peer_slabs_free()},
                  {"pool_slabs", broker.pool_slabs()},
                  {"free_slabs", broker.free_slabs()},
                  {"granted_slabs", broker.granted_slabs()},
@@ -179,14 +195,14 @@ std::string StatusTable(const NodeStatus& status) {
   const Bytes slab(static_cast<int64_t>(broker.slab_bytes()));
   const std::string each =
       broker.slab_pieces() > 1 ? absl::StrCat(" on each of ", broker.slab_pieces(), " GPUs") : "";
-  std::string text =
-      absl::StrCat("broker: generation ", broker.broker_generation(), ", ", broker.backend(),
-                   " back-end, pool ", broker.pool_slabs(), " slabs of ", slab.ToString(), " (",
-                   (slab * static_cast<int64_t>(broker.pool_slabs())).ToString(), each,
-                   "), memory policy ", broker.memory_policy(), "\n",
-                   "slabs: ", broker.free_slabs(), " free, ", broker.granted_slabs(), " granted, ",
-                   broker.revoking_slabs(), " revoking, ", broker.cleaning_slabs(), " cleaning, ",
-                   broker.quarantined_slabs(), " quarantined\n\n", TenantsTable(broker));
+  std::string text = absl::StrCat(
+      "broker: generation ", broker.broker_generation(), ", ", broker.backend(), " back-end, pool ",
+      broker.pool_slabs(), " slabs of ", slab.ToString(), " (",
+      (slab * static_cast<int64_t>(broker.pool_slabs())).ToString(), each, "), memory policy ",
+      broker.memory_policy(), "\n", "slabs: ", broker.free_slabs(), " free, ",
+      broker.granted_slabs(), " granted, ", broker.revoking_slabs(), " revoking, ",
+      broker.cleaning_slabs(), " cleaning, ", broker.quarantined_slabs(), " quarantined\n",
+      PeerLine(broker), "\n", TenantsTable(broker));
   if (!status.router.empty()) absl::StrAppend(&text, "\nrouter:\n", RouterTable(status));
   for (const RouterProblem& p : status.router_problems) {
     absl::StrAppend(&text, "\nrouter, tenant ", p.tenant, ": ", p.error, "\n");

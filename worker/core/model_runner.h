@@ -20,6 +20,7 @@
 #define PALIMPSEST_WORKER_CORE_MODEL_RUNNER_H_
 
 #include <cstddef>
+#include <functional>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -90,6 +91,9 @@ struct ModelMemory {
   // GPU only: the image, or the rank's part of it, from its first byte on, for copies to the GPU:
   // registered host memory, or memory of a GPU. Empty: layers cannot rotate.
   std::vector<ImagePiece> image;
+  // If set, says where the image lies instead, whenever layers begin to rotate: it may move until
+  // then. Thread-safe.
+  std::function<std::vector<ImagePiece>()> image_now;
 };
 
 class ModelRunner {

@@ -228,6 +228,16 @@ void FakeMemoryClient::HoldRotations(bool hold) {
   for (RotationSettled& event : settled) Push(std::move(event));
 }
 
+void FakeMemoryClient::SettleOldestRotation() {
+  std::optional<RotationSettled> settled;
+  {
+    MutexLock lock(&mutex_);
+    settled = held_.front();
+    held_.erase(held_.begin());
+  }
+  Push(*std::move(settled));
+}
+
 void FakeMemoryClient::VoidRotations() {
   MutexLock lock(&mutex_);
   for (const auto& [id, rotation] : rotations_) void_.insert(id);

@@ -43,6 +43,8 @@ class FakeMemoryClient : public MemoryClient, public ParameterGate {
   RotationId SetRotation(const Rotation& rotation);
   // What FinishRotation answers comes when this is false again.
   void HoldRotations(bool hold);
+  // Of those that are held: tells the engine of the first.
+  void SettleOldestRotation();
   // Those that are wanted are void.
   void VoidRotations();
   void RefuseActivation(const std::string& message, absl::Duration retry_after);

@@ -151,7 +151,8 @@ absl::Status GrpcMemoryClient::Start(std::shared_ptr<BrokerConnection> connectio
     if (absl::Status status = options_.check_manifest(manifest_); !status.ok()) return status;
   }
   // Of every slab that it may ever hold or keep.
-  const uint64_t descriptors = uint64_t{attached.pool_slabs()} * static_cast<uint64_t>(ranks());
+  const uint64_t descriptors = uint64_t{attached.pool_slabs()} * static_cast<uint64_t>(ranks()) +
+                               static_cast<uint64_t>(manifest_.slab_checksums_size());
   if (absl::Status status = ReserveDescriptors(descriptors + kOtherDescriptors); !status.ok()) {
     return status;
   }
@@ -387,7 +388,9 @@ void GrpcMemoryClient::FinishParameterRevoke(RevokeId id) {
 void GrpcMemoryClient::FinishRotation(RotationId id) {
   MutexLock lock(&mu_);
   ++settling_;
-  if (wanted_rotation_.has_value() && wanted_rotation_->id == id) {
+  if (id == kImageMoves) {
+    FinishImageMove();
+  } else if (wanted_rotation_.has_value() && wanted_rotation_->id == id) {
     map_tasks_.push_back(*std::move(wanted_rotation_));
     wanted_rotation_.reset();
   } else {

@@ -12,16 +12,21 @@
 //   mapper    fetches descriptors, maps and unmaps, in the order in which grants and answers came;
 //   restorer  copies parameters from the image, stage after stage, and opens the gate behind
 //   itself;
-//             its own helpers copy in parallel;
+//             its own helpers copy in parallel; grants that were mapped meanwhile are its next turn
+//             together;
 //   slots     copies rotating layers ahead of their use (slot_copier.h); only in host memory.
 // The engine only takes the lock for a moment. Slabs are unmapped by the mapper, after the engine
 // said that nothing uses them; only then is the broker told.
 //
+// A copy of the image on another GPU (PeerImage in broker.proto) is filled and given up by the
+// restorer, between two restores. To the engine it is a rotation that changes nothing: it has the
+// runner stop copying, says so, and has it begin anew, from where the image lies then.
+//
 // When the broker is lost, everything stays mapped and usable, layers that rotate go on rotating.
 // Open revokes are void (their stages open again), and so are rotations that the engine has not
-// finished; grants that were not fetched are gone. The next broker process gets the descriptors of
-// all held slabs and of the image before Attach; then the KV target, a pending activation and the
-// last load are stated again.
+// finished; grants that were not fetched are gone, as is a copy of the image. The next broker
+// process gets the descriptors of all held slabs and of the image before Attach; then the KV
+// target, a pending activation and the last load are stated again.
 //
 // What cannot be repaired is fatal (Options.on_fatal, once): the broker refuses the session, offers
 // another image, the image's bytes do not match their checksums, or the slabs of a rotation cannot
@@ -155,7 +160,23 @@ class GrpcMemoryClient : public MemoryClient {
     Rotation rotation;
     std::vector<RotationMove> moves;
   };
-  using MapTask = std::variant<MapGrant, GiveKv, GiveParameters, Rotate>;
+  // Memory on another GPU for a copy of the image: the mapper fetches it, the restorer fills it.
+  struct PeerOffer {
+    uint64_t session_epoch = 0;
+    uint64_t id = 0;
+    uint32_t slabs = 0;
+    std::string token;
+    std::vector<SlabDescriptors> memory;
+  };
+  // In place of a rotation's id: the image moves.
+  static constexpr RotationId kImageMoves{~uint64_t{0}};
+  using MapTask = std::variant<MapGrant, GiveKv, GiveParameters, Rotate, PeerOffer>;
+  // The copy is given up: for the restorer, once the engine has said that nobody copies from it.
+  struct PeerReturn {
+    uint64_t session_epoch = 0;
+    std::optional<uint64_t> id;  // to be answered
+    uint64_t copy = 0;           // peer_copy_
+  };
 
   struct RestoreTask {
     uint64_t session_epoch = 0;
@@ -237,11 +258,22 @@ class GrpcMemoryClient : public MemoryClient {
   void AwaitWritten(absl::Span<const RegionIndex> places);
   void TakeOver(RotationPlan plan, bool was_available) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Settle(RotationId id, bool changed) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
+  // memory_client_peer.cc: the copy of the image on another GPU.
+  absl::Status HandlePeerImage(const v1::PeerImage& message);
+  void LeavePeer(std::optional<uint64_t> id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void FinishImageMove() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void Perform(PeerOffer& task);
+  void Fill(PeerOffer& offer);
+  void Drop(const PeerReturn& what);
+  void AnswerPeer(uint64_t session_epoch, uint64_t id, uint32_t slabs)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Slabs of one message.
   size_t GiveBackPart() const;
   // Which slabs were there; none if that failed, which is logged.
   std::vector<SlabId> UnmapKv(absl::Span<const RegionIndex> indexes);
-  void Restore(const RestoreTask& task);
+  // In one run: the copies of one task do not wait until those of the last were checked.
+  void Restore(absl::Span<const RestoreTask> tasks);
   // One thread copied so much in that time.
   void Copied(Bytes bytes, absl::Duration time) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void SendMapped(uint64_t session_epoch, GrantId grant, absl::Duration map_time,
@@ -292,7 +324,8 @@ class GrpcMemoryClient : public MemoryClient {
   absl::Time load_time_ ABSL_GUARDED_BY(mu_) = absl::InfinitePast();
   // As the broker says; in host memory it is measured here.
   double image_bytes_per_second_ ABSL_GUARDED_BY(mu_) = 0;
-  Bytes rotation_bytes_ ABSL_GUARDED_BY(mu_);  // copied here
+  double host_bytes_per_second_ ABSL_GUARDED_BY(mu_) = 0;  // the same without a copy
+  Bytes rotation_bytes_ ABSL_GUARDED_BY(mu_);              // copied here
 
   // What the engine is told.
   std::vector<MemoryEvent> events_ ABSL_GUARDED_BY(mu_);
@@ -303,6 +336,11 @@ class GrpcMemoryClient : public MemoryClient {
   bool mapping_ ABSL_GUARDED_BY(mu_) = false;
   std::deque<RestoreTask> restore_tasks_ ABSL_GUARDED_BY(mu_);
   bool restoring_ ABSL_GUARDED_BY(mu_) = false;
+  std::deque<std::variant<PeerOffer, PeerReturn>> peer_tasks_ ABSL_GUARDED_BY(mu_);
+  // Whether memory of another GPU is offered, or mapped; counts such offers.
+  bool peer_kept_ ABSL_GUARDED_BY(mu_) = false;
+  uint64_t peer_copy_ ABSL_GUARDED_BY(mu_) = 0;
+  std::optional<PeerReturn> peer_leaving_ ABSL_GUARDED_BY(mu_);  // the engine finishes it
   std::optional<ParameterSlabs> slabs_ ABSL_GUARDED_BY(mu_);
   // ParameterTable; written by the mapper alone.
   std::map<RegionIndex, SlabRegion::Held> slots_ ABSL_GUARDED_BY(mu_);

@@ -234,6 +234,32 @@ TEST_F(GrpcMemoryClientTest, HostileGrantsEndTheSessionAndMapNothing) {
   EXPECT_EQ(GrantKv({1}), Indexes({0}));
 }
 
+TEST_F(GrpcMemoryClientTest, CopiesOfTheImageThatMakeNoSenseEndTheSession) {
+  broker_.Start();
+  ASSERT_TRUE(TryConnect().ok());
+  int attached = 0;
+  v1::BrokerMessage message;
+  v1::PeerImage& peer = *message.mutable_peer_image();
+  const auto refused = [&] {
+    broker_.AwaitAttached(++attached);
+    broker_.Send(message);
+    AwaitEvent<BrokerLost>();
+  };
+  peer.set_slabs(5);  // of an image of 4
+  refused();
+  peer.set_slabs(4);
+  peer.set_token("a token of nothing");
+  refused();
+  // There is no copy to take back, and the client can say so.
+  broker_.AwaitAttached(++attached);
+  peer.set_slabs(0);
+  peer.set_peer_image_id(8);
+  broker_.Send(message);
+  const v1::WorkerMessage done = broker_.Await(Case::kPeerImageDone);
+  EXPECT_EQ(done.peer_image_done().peer_image_id(), 8);
+  EXPECT_EQ(done.peer_image_done().slabs(), 0);
+}
+
 TEST_F(GrpcMemoryClientTest, RevokeRightAfterAGrantIsAnswered) {
   Connect();
   for (int round = 0; round < 10; ++round) {

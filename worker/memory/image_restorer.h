@@ -85,6 +85,19 @@ class ImageRestorer {
     return {};
   }
 
+  // Fills memory of another GPU with the first slabs of each rank's part, and copies these from
+  // there from now on, as do those who ask for Pieces. `slabs` holds a descriptor of each slab for
+  // each rank. Blocks until it is filled, as fast as the link goes; as Restore, and not beside it.
+  // Gives the bytes per second of copies from there, 0 if that is not known. On error, as when the
+  // GPUs cannot reach that memory, nothing changes.
+  virtual absl::StatusOr<double> KeepCopy(std::vector<SlabDescriptors> slabs) {
+    (void)slabs;
+    return absl::UnimplementedError("slabs are host memory");
+  }
+  // Everything is copied from the image again, and the other GPU's memory unmapped, if there is
+  // any. Nobody may be copying from it; not beside Restore.
+  virtual void DropCopy() {}
+
   // To return to the next broker process.
   virtual const UniqueFd& image() const = 0;
 };

@@ -116,6 +116,7 @@ void GrpcMemoryClient::EndSession(const absl::Status& reason) {
     }
     if (!rest.indexes.empty()) restore_tasks_.push_back(std::move(rest));
     if (detaching_) return;
+    LeavePeer(std::nullopt);
     Push(BrokerLost{std::string(reason.message())});
     if (!was_available && slabs_->Available()) Push(ParametersComing{});
   }
@@ -148,6 +149,8 @@ absl::Status GrpcMemoryClient::Reconnect() {
 
 HeldMemory GrpcMemoryClient::BeginSession(std::shared_ptr<BrokerConnection> connection) {
   MutexLock lock(&mu_);
+  // The next broker does not know of that memory.
+  while (peer_kept_ && !stopping_ && !detaching_) changed_.Wait(&mu_);
   connection_ = std::move(connection);
   if (stopping_) connection_->Shutdown();
   // Between two of the mapper's tasks: what is unmapped later is told in the new session.
@@ -179,7 +182,8 @@ void GrpcMemoryClient::SessionAttached(const v1::Attached& attached, bool reatta
   // others.
   const double told = attached.image_bytes_per_second();
   if (!restorer_->copies_slabs() && std::isfinite(told)) {
-    image_bytes_per_second_ = std::max(image_bytes_per_second_, told);
+    host_bytes_per_second_ = std::max(host_bytes_per_second_, told);
+    image_bytes_per_second_ = host_bytes_per_second_;
   }
   connected_ = true;
   kv_target_sent_ = false;
@@ -206,6 +210,8 @@ absl::Status GrpcMemoryClient::Handle(v1::BrokerMessage message) {
       return HandleRevoke(message.revoke());
     case v1::BrokerMessage::kSetRotation:
       return HandleSetRotation(message.set_rotation());
+    case v1::BrokerMessage::kPeerImage:
+      return HandlePeerImage(message.peer_image());
     case v1::BrokerMessage::kActivateRefused: {
       MutexLock lock(&mu_);
       activation_.reset();

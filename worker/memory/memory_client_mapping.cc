@@ -1,6 +1,7 @@
 // The mapper and the restorer of GrpcMemoryClient: everything that touches the regions.
 #include <algorithm>
 #include <atomic>
+#include <iterator>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -276,24 +277,41 @@ void GrpcMemoryClient::Settle(RotationId id, bool changed) {
 
 void GrpcMemoryClient::RestorerLoop() {
   for (;;) {
-    RestoreTask task;
+    std::vector<RestoreTask> tasks;
+    std::optional<std::variant<PeerOffer, PeerReturn>> peer;
     {
       MutexLock lock(&mu_);
       restoring_ = false;
       changed_.SignalAll();
-      while (!stopping_ && restore_tasks_.empty()) changed_.Wait(&mu_);
+      while (!stopping_ && restore_tasks_.empty() && peer_tasks_.empty()) changed_.Wait(&mu_);
       if (stopping_) return;
-      task = std::move(restore_tasks_.front());
-      restore_tasks_.pop_front();
+      if (restore_tasks_.empty()) {
+        peer = std::move(peer_tasks_.front());
+        peer_tasks_.pop_front();
+      }
+      tasks.assign(std::make_move_iterator(restore_tasks_.begin()),
+                   std::make_move_iterator(restore_tasks_.end()));
+      restore_tasks_.clear();
       restoring_ = true;
     }
-    Restore(task);
+    if (!tasks.empty()) Restore(tasks);
+    if (!peer.has_value()) continue;
+    if (auto* offer = std::get_if<PeerOffer>(&*peer)) {
+      Fill(*offer);
+    } else {
+      Drop(std::get<PeerReturn>(*peer));
+    }
+    Wake();
   }
 }
 
-void GrpcMemoryClient::Restore(const RestoreTask& task) {
+void GrpcMemoryClient::Restore(absl::Span<const RestoreTask> tasks) {
   const absl::Time start = MonotonicNow();
   const absl::Duration waited = pacer_.waited(LinkPacer::Kind::kRestore);
+  std::vector<RegionIndex> indexes;
+  for (const RestoreTask& task : tasks) {
+    indexes.insert(indexes.end(), task.indexes.begin(), task.indexes.end());
+  }
   ImageRestorer::Progress progress;
   progress.pacer = &pacer_;
   progress.wanted = [this](RegionIndex index) {
@@ -317,14 +335,14 @@ void GrpcMemoryClient::Restore(const RestoreTask& task) {
   };
   std::vector<std::byte*> bases;
   for (int rank = 0; rank < backend_.ranks(); ++rank) bases.push_back(parameters_->base(rank));
-  const absl::Status status = restorer_->Restore(bases, task.indexes, progress);
+  const absl::Status status = restorer_->Restore(bases, indexes, progress);
   if (!status.ok()) {
     if (instruments_.checksum_failures != nullptr) instruments_.checksum_failures->Increment();
     // First: who waits for the checksums must not take their end for a proof.
     gate_->Fail(status);
     {
       MutexLock lock(&mu_);
-      for (const RegionIndex index : task.indexes) slabs_->AbandonRestore(index);
+      for (const RegionIndex index : indexes) slabs_->AbandonRestore(index);
       changed_.SignalAll();
     }
     return Fatal(status);
@@ -338,8 +356,11 @@ void GrpcMemoryClient::Restore(const RestoreTask& task) {
     Copied(slab_bytes_ * copied.load() / options_.restore_threads,
            restore_time - held_back / options_.restore_threads);
   }
-  if (task.grant.has_value()) {
-    SendMapped(task.session_epoch, *task.grant, task.map_time, restore_time);
+  for (const RestoreTask& task : tasks) {
+    if (!task.grant.has_value()) continue;
+    const double share =
+        static_cast<double>(task.indexes.size()) / static_cast<double>(indexes.size());
+    SendMapped(task.session_epoch, *task.grant, task.map_time, restore_time * share);
   }
 }
 

@@ -239,7 +239,8 @@ void Engine::Handle(const RotationSettled& event) {
   --rotations_open_;
   const bool told = !rotation_.none();
   if (event.changed) rotation_ = event.rotation;
-  if (event.changed || told) TellRunner(rotation_);
+  // Until all are settled it must not copy.
+  if ((event.changed || told) && rotations_open_ == 0) TellRunner(rotation_);
 }
 
 void Engine::Handle(const ParametersComing&) { retry_step_at_ = absl::InfinitePast(); }

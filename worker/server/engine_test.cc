@@ -423,6 +423,26 @@ TEST_P(EngineTest, ARotationThatIsVoidChangesNothing) {
   EXPECT_EQ(runner_.rotation(), Rotation());
 }
 
+TEST_P(EngineTest, NothingRotatesForTheRunnerUntilAllRotationsAreSettled) {
+  memory_.GrantKv(40);
+  const auto request = Request({1, 2, 3}, 30);
+  const auto stream = Submit(request);
+  memory_.SetRotation({{1, 3, 5}, 2});
+  for (int i = 0; i < 4; ++i) engine_->RunOnce();
+  memory_.HoldRotations(true);
+  memory_.SetRotation({{2, 4}, 1});
+  memory_.SetRotation({{3, 5}, 1});
+  engine_->RunOnce();
+  memory_.SettleOldestRotation();
+  engine_->RunOnce();
+  EXPECT_EQ(runner_.rotation(), Rotation());
+  memory_.SettleOldestRotation();
+  engine_->RunOnce();
+  EXPECT_EQ(runner_.rotation(), (Rotation{{3, 5}, 1}));
+  memory_.HoldRotations(false);
+  EXPECT_EQ(RunToEnd(*stream).tokens, Expected(request));
+}
+
 TEST_P(EngineTest, NothingRotatesForTheRunnerWhileMemoryChanges) {
   memory_.GrantKv(40);
   const auto request = Request({1, 2, 3}, 30);

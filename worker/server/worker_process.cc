@@ -245,8 +245,13 @@ absl::Status WorkerProcess::MakeCompute(const SchedulerConfig& scheduler) {
   const Bytes block(static_cast<int64_t>(memory_->manifest().kv_block_bytes()));
   std::vector<ModelMemory> memory;
   for (int rank = 0; rank < memory_->ranks(); ++rank) {
-    memory.push_back({memory_->parameters(rank), memory_->kv(rank), block, memory_->workspace(rank),
-                      memory_->workspace_bytes(), memory_->image(rank)});
+    memory.push_back({memory_->parameters(rank),
+                      memory_->kv(rank),
+                      block,
+                      memory_->workspace(rank),
+                      memory_->workspace_bytes(),
+                      {},
+                      [client = memory_.get(), rank] { return client->image(rank); }});
   }
   const absl::StatusOr<ParameterGate*> gate = MakeSwap(memory, scheduler.swap_blocks);
   if (!gate.ok()) return gate.status();

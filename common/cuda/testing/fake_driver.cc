@@ -148,7 +148,13 @@ const CudaDriver& FakeCudaDriver() {
 void FakeCuda::Reset() {
   SetMemory(GiB(64));
   CorruptCopy(0);
+  SetPeerAccess(true);
   Resume();
+}
+
+void FakeCuda::SetPeerAccess(bool possible) {
+  MutexLock lock(&TheState().mu);
+  TheState().peer_access = possible;
 }
 
 void FakeCuda::SetMemory(Bytes total) {

@@ -45,6 +45,9 @@ class FakeCuda {
   static size_t Mappings();
   static size_t Registered();  // host ranges
 
+  // Whether devices reach each other's memory; they do after Reset.
+  static void SetPeerAccess(bool possible);
+
   // No stream executes anything until Resume.
   static void Pause();
   static void Resume();

@@ -200,6 +200,11 @@ CUresult MemSetAccess(CUdeviceptr address, size_t size, const CUmemAccessDesc* a
   const auto covering = Covering(state, address, size);
   if (covering.empty()) return CUDA_ERROR_INVALID_VALUE;
   for (const auto& [at, mapped] : covering) {
+    if (mapped.memory->device != access->location.id && !state.peer_access) {
+      return CUDA_ERROR_PEER_ACCESS_UNSUPPORTED;
+    }
+  }
+  for (const auto& [at, mapped] : covering) {
     if (::mmap(Pointer(at), mapped.memory->size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED,
                mapped.memory->file.get(), 0) == MAP_FAILED) {
       return CUDA_ERROR_OPERATING_SYSTEM;

@@ -45,6 +45,7 @@ struct State {
   std::map<CUdeviceptr, Mapped> mappings ABSL_GUARDED_BY(mu);
   std::map<void*, size_t> registered ABSL_GUARDED_BY(mu);
   bool paused ABSL_GUARDED_BY(mu) = false;
+  bool peer_access ABSL_GUARDED_BY(mu) = true;
   int corrupt ABSL_GUARDED_BY(mu) = 0;
   std::map<std::string, FakeCuda::Kernel> kernels ABSL_GUARDED_BY(mu);
 };

@@ -51,12 +51,14 @@ absl::Status RotatingLayers::Set(const Rotation& rotation) {
   rotation_ = Rotation();
   absl::Status status =
       CudaStatus(cudaStreamSynchronize(copies_), "end the copies of rotating layers");
-  status.Update(CheckRotation(layout_, memory_, rotation));
+  ModelMemory memory = memory_;
+  if (memory.image_now) memory.image = memory.image_now();
+  status.Update(CheckRotation(layout_, memory, rotation));
   if (!status.ok()) return status;
   rotation_ = rotation;
   layer_copies_.clear();
   for (const int32_t stage : rotation_.stages) {
-    layer_copies_.push_back(LayerCopies(layout_, memory_, stage));
+    layer_copies_.push_back(LayerCopies(layout_, memory, stage));
   }
   holds_.fill(-1);
   for (int32_t slot = 0; status.ok() && slot < rotation_.slots; ++slot) status = CopyToSlot(slot);

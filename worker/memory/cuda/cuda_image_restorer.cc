@@ -32,7 +32,7 @@ absl::StatusOr<std::unique_ptr<CudaImageRestorer>> CudaImageRestorer::Open(
   absl::StatusOr<Mapping> mapping = Mapping::Map(image.get(), shape.bytes(), MapAccess::kRead);
   if (!mapping.ok()) return mapping.status();
   std::unique_ptr<CudaImageRestorer> restorer(
-      new CudaImageRestorer(contexts[0], std::move(image), *std::move(mapping), shape));
+      new CudaImageRestorer(contexts, std::move(image), *std::move(mapping), shape));
   restorer->registration_ = std::make_unique<ImageRegistration>(
       contexts[0], absl::MakeSpan(restorer->mapping_.data(), restorer->mapping_.size()),
       static_cast<size_t>(RoundUp(kRegisteredPiece, shape.slab_bytes).count()), kRegisteringThreads,
@@ -58,11 +58,45 @@ void* CudaImageRestorer::StageEvent(int stage, int rank) {
 std::vector<ImagePiece> CudaImageRestorer::Pieces(int rank) const {
   const Bytes part = shape_.bytes() / shape_.ranks;
   std::vector<ImagePiece> pieces;
-  for (const absl::Span<const std::byte> piece : registration_->Cut(
-           static_cast<size_t>((part * rank).count()), static_cast<size_t>(part.count()))) {
+  Bytes kept;
+  {
+    MutexLock lock(&mu_);
+    if (peer_ != nullptr) {
+      kept = peer_->bytes();
+      pieces.push_back({peer_->part(static_cast<size_t>(rank)), kept});
+    }
+  }
+  for (const absl::Span<const std::byte> piece :
+       registration_->Cut(static_cast<size_t>((part * rank + kept).count()),
+                          static_cast<size_t>((part - kept).count()))) {
     pieces.push_back({piece.data(), Bytes(static_cast<int64_t>(piece.size()))});
   }
   return pieces;
+}
+
+absl::StatusOr<double> CudaImageRestorer::KeepCopy(std::vector<SlabDescriptors> slabs) {
+  if (slabs.empty() || slabs.size() > shape_.slabs()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("a copy of ", slabs.size(), " slabs of an image of ", shape_.slabs()));
+  }
+  auto peer = PeerImage::Map(contexts_, slabs, shape_.slab_bytes);
+  if (!peer.ok()) return peer.status();
+  absl::Status status = (*peer)->Fill(mapping_.data(), *registration_);
+  if (!status.ok()) return status;
+  const double rate = (*peer)->MeasureRate();
+  for (size_t rank = 0; rank < ranks_.size(); ++rank) {
+    ranks_[rank]->UsePeer((*peer)->part(rank), (*peer)->slabs());
+  }
+  MutexLock lock(&mu_);
+  peer_ = *std::move(peer);
+  return rate;
+}
+
+void CudaImageRestorer::DropCopy() {
+  for (const auto& rank : ranks_) rank->UsePeer(nullptr, 0);
+  std::unique_ptr<PeerImage> dropped;  // unmapped after the lock
+  MutexLock lock(&mu_);
+  dropped.swap(peer_);
 }
 
 absl::Status CudaImageRestorer::Queue(absl::Span<std::byte* const> bases, RegionIndex slab,
@@ -111,7 +145,7 @@ absl::Status CudaImageRestorer::Restore(absl::Span<std::byte* const> bases,
       break;
     }
     if (!progress.wanted(slab)) continue;
-    if (progress.pacer != nullptr) {
+    if (progress.pacer != nullptr && !ranks_.front()->FromPeer(slab)) {
       // Those before it are not to wait with it for their checksums.
       while (progress.pacer->limited() && !flights.empty()) finish_oldest();
       progress.pacer->AwaitTurn(LinkPacer::Kind::kRestore, shape_.slab_bytes);

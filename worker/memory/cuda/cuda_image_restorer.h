@@ -6,6 +6,8 @@
 //
 // A slab with a wrong checksum is not copied again: kernels may have read it already.
 //
+// What a copy on another GPU has (KeepCopy, peer_image.h) is copied from there, and checked alike.
+//
 // Device memory: none but the slabs'. Host memory: a registered mapping of the image, and some KiB
 // of hashes.
 #ifndef PALIMPSEST_WORKER_MEMORY_CUDA_CUDA_IMAGE_RESTORER_H_
@@ -15,10 +17,13 @@
 #include <utility>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
 #include "common/cuda/context.h"
 #include "common/mapping.h"
+#include "common/mutex.h"
 #include "worker/memory/cuda/image_registration.h"
+#include "worker/memory/cuda/peer_image.h"
 #include "worker/memory/cuda/rank_restorer.h"
 #include "worker/memory/image_restorer.h"
 
@@ -38,26 +43,32 @@ class CudaImageRestorer : public ImageRestorer {
                        const Progress& progress) override;
   void* StageEvent(int stage, int rank) override;
   std::vector<ImagePiece> Pieces(int rank) const override;
+  absl::StatusOr<double> KeepCopy(std::vector<SlabDescriptors> slabs) override;
+  void DropCopy() override;
   const UniqueFd& image() const override { return image_; }
 
  private:
-  CudaImageRestorer(CudaContextPtr context, UniqueFd image, Mapping mapping, ImageShape shape)
-      : context_(std::move(context)),
-        image_(std::move(image)),
+  CudaImageRestorer(std::vector<CudaContextPtr> contexts, UniqueFd image, Mapping mapping,
+                    ImageShape shape)
+      : image_(std::move(image)),
         mapping_(std::move(mapping)),
-        shape_(std::move(shape)) {}
+        shape_(std::move(shape)),
+        contexts_(std::move(contexts)) {}
 
   // On every GPU: queues the copy, or waits for it and compares its checksum.
   absl::Status Queue(absl::Span<std::byte* const> bases, RegionIndex slab, size_t slot);
   absl::Status Finish(RegionIndex slab, size_t slot) const;
 
-  const CudaContextPtr context_;  // of rank 0
   const UniqueFd image_;
   const Mapping mapping_;
   const ImageShape shape_;
+  const std::vector<CudaContextPtr> contexts_;  // by rank
   std::unique_ptr<ImageRegistration> registration_;
   size_t slots_ = 0;
   std::vector<std::unique_ptr<RankRestorer>> ranks_;
+
+  mutable Mutex mu_;
+  std::unique_ptr<PeerImage> peer_ ABSL_GUARDED_BY(mu_);  // may be null
 };
 
 }  // namespace palimpsest

@@ -357,6 +357,119 @@ TEST_P(CudaImageRestorerTest, BytesThatArriveWrongAreFoundAndNeverDone) {
   for (const RegionIndex slab : done) EXPECT_TRUE(Equal(slab.value())) << slab;
 }
 
+constexpr int kPeer = 2;
+
+class PeerImageTest : public CudaImageRestorerTest {
+ protected:
+  // Memory on another GPU, and its descriptors for each rank, of which this process keeps none.
+  static std::vector<SlabDescriptors> Memory(size_t slabs) {
+    std::vector<SlabDescriptors> memory(slabs);
+    for (SlabDescriptors& slab : memory) {
+      for (int rank = 0; rank < ranks(); ++rank) {
+        slab.push_back(*CudaAllocation::Create(FakeCudaDriver(), kPeer, kSlab)->Export());
+      }
+    }
+    return memory;
+  }
+
+  // Whether exactly these slabs, from the first on, come with the mark on their first byte.
+  void ExpectMarked(ImageRestorer& restorer, uint32_t slabs, char mark) {
+    for (std::string& target : target_) std::fill(target.begin(), target.end(), 9);
+    const absl::Status status = restorer.Restore(targets(), all_,
+                                                 {.wanted = [](RegionIndex) { return true; },
+                                                  .queued = [](RegionIndex) {},
+                                                  .done = [](RegionIndex) {}});
+    ASSERT_TRUE(status.ok()) << status;
+    for (size_t rank = 0; rank < target_.size(); ++rank) {
+      for (uint32_t slab = 0; slab < kSlabs; ++slab) {
+        std::string expected = content_.substr(rank * kPart + slab * kSlabSize, kSlabSize);
+        if (slab < slabs) expected[0] = mark;
+        EXPECT_EQ(target_[rank].compare(slab * kSlabSize, kSlabSize, expected), 0) << slab;
+      }
+    }
+  }
+
+  // Of the copy, as a runner sees it.
+  void Mark(ImageRestorer& restorer, char mark) {
+    for (int rank = 0; rank < ranks(); ++rank) {
+      const ImagePiece copy = restorer.Pieces(rank)[0];
+      auto* const bytes = reinterpret_cast<char*>(const_cast<std::byte*>(copy.data));
+      for (Bytes at; at < copy.size; at += kSlab) bytes[at.count()] = mark;
+    }
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(Gpus, PeerImageTest,
+                         ::testing::Values(std::vector<int>{0}, std::vector<int>{1, 0}),
+                         [](const auto& info) { return std::to_string(info.param.size()); });
+
+TEST_P(PeerImageTest, WhatItHasIsCopiedFromThereUntilItIsDropped) {
+  shape_.verify = false;
+  const Bytes before = FakeCuda::InUse(kPeer);
+  for (const uint32_t slabs : {kSlabs, 5u, 1u}) {
+    auto restorer = *memory_->OpenImage(Image(), shape_);
+    const auto rate = restorer->KeepCopy(Memory(slabs));
+    ASSERT_TRUE(rate.ok()) << rate.status();
+    EXPECT_GT(*rate, 0);
+    EXPECT_EQ(FakeCuda::InUse(kPeer), before + kSlab * slabs * ranks());
+    ExpectMarked(*restorer, 0, 0);  // the copy is the image's
+    for (int rank = 0; rank < ranks(); ++rank) {
+      const std::vector<ImagePiece> pieces = restorer->Pieces(rank);
+      ASSERT_EQ(pieces.size(), slabs == kSlabs ? 1u : 2u);
+      EXPECT_EQ(pieces[0].size, kSlab * slabs);
+      if (slabs == kSlabs) continue;
+      EXPECT_EQ(pieces[1].size, kSlab * (kSlabs - slabs));
+      EXPECT_TRUE(Same(reinterpret_cast<const char*>(pieces[1].data), rank, slabs));
+    }
+    Mark(*restorer, '?');
+    ExpectMarked(*restorer, slabs, '?');
+    restorer->DropCopy();
+    EXPECT_EQ(FakeCuda::InUse(kPeer), before);
+    EXPECT_EQ(restorer->Pieces(0).size(), 1u);
+    ExpectMarked(*restorer, 0, 0);
+  }
+}
+
+TEST_P(PeerImageTest, WrongBytesInItAreFound) {
+  auto restorer = *memory_->OpenImage(Image(), shape_);
+  ASSERT_TRUE(restorer->KeepCopy(Memory(3)).ok());
+  Mark(*restorer, '?');
+  const absl::Status status = restorer->Restore(targets(), all_,
+                                                {.wanted = [](RegionIndex) { return true; },
+                                                 .queued = [](RegionIndex) {},
+                                                 .done = [](RegionIndex) {}});
+  EXPECT_TRUE(absl::IsDataLoss(status)) << status;
+}
+
+TEST_P(PeerImageTest, MemoryThatCannotBeUsedChangesNothing) {
+  shape_.verify = false;
+  auto restorer = *memory_->OpenImage(Image(), shape_);
+  const Bytes before = FakeCuda::InUse(kPeer);
+  const size_t mappings = FakeCuda::Mappings();
+  const auto refused = [&](std::vector<SlabDescriptors> memory) {
+    EXPECT_FALSE(restorer->KeepCopy(std::move(memory)).ok());
+    EXPECT_EQ(FakeCuda::Mappings(), mappings);
+    EXPECT_EQ(FakeCuda::InUse(kPeer), before);
+    ExpectMarked(*restorer, 0, 0);
+  };
+  FakeCuda::SetPeerAccess(false);
+  refused(Memory(3));
+  FakeCuda::SetPeerAccess(true);
+  refused({});
+  refused(Memory(kSlabs + 1));
+  std::vector<SlabDescriptors> short_one = Memory(2);
+  short_one.back().pop_back();
+  refused(std::move(short_one));
+  std::vector<SlabDescriptors> no_memory = Memory(2);
+  no_memory.back().back() = Image();
+  refused(std::move(no_memory));
+  // Without room on its own GPU for a moment its speed is not known.
+  for (const int gpu : GetParam()) FakeCuda::SetMemory(gpu, FakeCuda::InUse(gpu));
+  const auto rate = restorer->KeepCopy(Memory(3));
+  ASSERT_TRUE(rate.ok()) << rate.status();
+  EXPECT_EQ(*rate, 0);
+}
+
 TEST_P(CudaImageRestorerTest, FilesThatAreNoImageAreRefused) {
   ImageShape parts = shape_;
   ++parts.ranks;

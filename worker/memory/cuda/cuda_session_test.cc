@@ -52,6 +52,14 @@ struct Tenant {
   std::unique_ptr<GrpcMemoryClient> client;
   std::vector<RegionIndex> kv;
   int lost = 0;
+  // Rotations, which a moving image is to an engine.
+  bool finishes = true;
+  std::vector<RotationId> wanted;
+  int settled = 0;
+
+  void FinishRotations() {
+    for (const RotationId id : std::exchange(wanted, {})) client->FinishRotation(id);
+  }
 
   void Take() {
     for (const MemoryEvent& event : client->TakeEvents()) {
@@ -65,6 +73,11 @@ struct Tenant {
         kv.resize(kv.size() - count);
       } else if (std::holds_alternative<BrokerLost>(event)) {
         ++lost;
+      } else if (const auto* rotation = std::get_if<RotationWanted>(&event)) {
+        wanted.push_back(rotation->id);
+        if (finishes) FinishRotations();
+      } else if (std::holds_alternative<RotationSettled>(event)) {
+        ++settled;
       }
     }
   }
@@ -114,13 +127,16 @@ class CudaSessionTest : public ::testing::TestWithParam<Setup> {
     StartBroker();
   }
 
-  void StartBroker() {
+  // Further lines: of the pool, of each tenant, of beta alone.
+  void StartBroker(const std::string& pool = "", const std::string& tenant = "",
+                   const std::string& beta = "") {
     const std::string yaml = absl::StrReplaceAll(
         node_.Config(kPool, "  min_residence: 10ms\n  residence_restores: 0\n",
-                     "    workspace: 4 MiB\n    context: 0 MiB\n"),
-        {{"pool:\n", absl::StrCat("pool:\n  backend: cuda\n  slab_bytes: 2 MiB\n  gpus: [",
+                     "    workspace: 4 MiB\n    context: 0 MiB\n" + tenant),
+        {{"- name: beta\n", absl::StrCat("- name: beta\n", beta)},
+         {"pool:\n", absl::StrCat("pool:\n  backend: cuda\n  slab_bytes: 2 MiB\n  gpus: [",
                                   absl::StrJoin(GetParam().gpus, ", "), "]\n  trusted_workers: ",
-                                  GetParam().trusted ? "true" : "false", "\n")}});
+                                  GetParam().trusted ? "true" : "false", "\n", pool)}});
     auto parsed = YamlConfig::Parse(yaml, "broker.yaml");
     ASSERT_TRUE(parsed.ok()) << parsed.status();
     auto config = ReadBrokerConfig(*parsed, "");
@@ -338,6 +354,139 @@ TEST_P(CudaSessionTest, HostWorkersAreRefused) {
   const absl::Status status = GrpcMemoryClient::Connect(std::move(options)).status();
   EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
   EXPECT_THAT(std::string(status.message()), ::testing::HasSubstr("engine.device"));
+}
+
+constexpr int kPeer = 2;
+
+// Copies of images in the memory of GPU 2.
+class PeerImageSessionTest : public CudaSessionTest {
+ protected:
+  PeerImageSessionTest() : before_(FakeCuda::InUse(kPeer)) {}
+
+  // Slabs for so many whole images; beta's priority is above alpha's.
+  void StartPeers(int images) {
+    server_.reset();
+    StartBroker(absl::StrCat("  peer: {gpu: ", kPeer, ", bytes: ", 2 * images * whole(), " MiB}\n"),
+                "    image: peer_gpu\n", "    priority: 1\n");
+  }
+  // Slabs of a copy of the whole image.
+  int whole() const { return TestNode::kImageSlabs * static_cast<int>(GetParam().gpus.size()); }
+  int Copied(int tenant) {
+    return static_cast<int>(server_->broker().Status().tenants(tenant).peer_image_slabs());
+  }
+  // Mapped by workers.
+  int Mapped() const { return static_cast<int>((FakeCuda::InUse(kPeer) - before_) / kSlab); }
+  static const std::byte* ImageOf(const Tenant& tenant) { return tenant.client->image()[0].data; }
+  template <typename Condition>
+  void Await(std::vector<Tenant*> tenants, Condition condition) {
+    ASSERT_TRUE(Eventually([&] {
+      for (Tenant* tenant : tenants) tenant->Take();
+      return condition();
+    }));
+  }
+  // Until the engine knows of a copy of the whole image.
+  void AwaitCopy(Tenant& tenant, const std::byte* host) {
+    Await({&tenant}, [&] { return ImageOf(tenant) != host && tenant.settled > 0; });
+    EXPECT_EQ(tenant.client->image()[0].size, kSlab * TestNode::kImageSlabs);
+  }
+
+  const Bytes before_;
+};
+
+INSTANTIATE_TEST_SUITE_P(Pools, PeerImageSessionTest,
+                         ::testing::Values(Setup{true, {0}}, Setup{false, {1, 0}}),
+                         [](const auto& info) {
+                           return absl::StrCat(info.param.trusted ? "Scrub" : "Retire",
+                                               info.param.gpus.size());
+                         });
+
+TEST_P(PeerImageSessionTest, ParametersComeFromTheCopy) {
+  StartPeers(2);
+  Tenant alpha, beta;
+  Connect("alpha", alpha);
+  const std::byte* const host = ImageOf(alpha);
+  AwaitCopy(alpha, host);
+  EXPECT_EQ(Copied(0), whole());
+  EXPECT_EQ(Mapped(), whole());
+  Activate(alpha);
+  EXPECT_TRUE(ParametersAreTheImages(alpha));
+  Connect("beta", beta);
+  Await({&beta}, [&] { return Mapped() == 2 * whole(); });
+  EXPECT_EQ(server_->broker().Status().peer_slabs(), 2u * static_cast<uint32_t>(whole()));
+  EXPECT_EQ(server_->broker().Status().peer_slabs_free(), 0u);
+}
+
+TEST_P(PeerImageSessionTest, ACopyGoesToAHigherPriorityOnceItsReadersHaveStopped) {
+  StartPeers(1);
+  Tenant alpha, beta;
+  Connect("alpha", alpha);
+  const std::byte* const host = ImageOf(alpha);
+  AwaitCopy(alpha, host);
+  alpha.finishes = false;
+  Connect("beta", beta);
+  const std::byte* const betas_host = ImageOf(beta);
+  Await({&alpha, &beta}, [&] { return !alpha.wanted.empty(); });
+  EXPECT_NE(ImageOf(alpha), host);
+  EXPECT_EQ(Copied(0), whole());
+  EXPECT_EQ(Mapped(), whole());
+  const int settled = alpha.settled;
+  alpha.FinishRotations();
+  Await({&alpha}, [&] { return alpha.settled > settled; });
+  EXPECT_EQ(ImageOf(alpha), host);
+  AwaitCopy(beta, betas_host);
+  EXPECT_EQ(Copied(0), 0);
+  EXPECT_EQ(Copied(1), whole());
+  EXPECT_EQ(Mapped(), whole());
+  Activate(alpha);
+  EXPECT_TRUE(ParametersAreTheImages(alpha));
+}
+
+TEST_P(PeerImageSessionTest, WithoutAWayToThatMemoryTheHostServes) {
+  FakeCuda::SetPeerAccess(false);
+  StartPeers(1);
+  Tenant alpha;
+  Connect("alpha", alpha);
+  const std::byte* const host = ImageOf(alpha);
+  Activate(alpha);
+  Await({&alpha}, [&] { return Copied(0) == 0; });
+  EXPECT_EQ(ImageOf(alpha), host);
+  EXPECT_EQ(Mapped(), 0);
+  EXPECT_TRUE(ParametersAreTheImages(alpha));
+}
+
+TEST_P(PeerImageSessionTest, MemoryThatIsNotThereIsNotOffered) {
+  FakeCuda::SetMemory(kPeer, FakeCuda::InUse(kPeer));
+  StartPeers(1);
+  Tenant alpha;
+  Connect("alpha", alpha);
+  Activate(alpha);
+  Await({&alpha}, [&] { return Copied(0) == 0; });
+  EXPECT_EQ(Mapped(), 0);
+}
+
+TEST_P(PeerImageSessionTest, ALostBrokersMemoryIsGivenUpBeforeTheNextIsAsked) {
+  StartPeers(1);
+  Tenant alpha;
+  Connect("alpha", alpha);
+  const std::byte* const host = ImageOf(alpha);
+  AwaitCopy(alpha, host);
+  Activate(alpha);
+  alpha.finishes = false;
+  server_.reset();
+  Await({&alpha}, [&] { return !alpha.wanted.empty() && alpha.lost == 1; });
+  StartPeers(1);
+  EXPECT_EQ(Mapped(), whole());
+  EXPECT_FALSE(server_->broker().Status().tenants(0).attached());
+  alpha.finishes = true;
+  const int settled = alpha.settled;
+  alpha.FinishRotations();
+  // One for the old copy, one for the new.
+  Await({&alpha}, [&] { return alpha.settled == settled + 2; });
+  EXPECT_NE(ImageOf(alpha), host);
+  EXPECT_EQ(Copied(0), whole());
+  EXPECT_EQ(Mapped(), whole());
+  EXPECT_TRUE(ParametersAreTheImages(alpha));
+  EXPECT_TRUE(server_->broker().CheckConsistency().ok());
 }
 
 }  // namespace

@@ -34,6 +34,8 @@ class ImageRegistration {
   // refused. A copy must not reach over the end of a piece.
   absl::Status Await(size_t offset);
 
+  size_t bytes() const { return image_.size(); }
+
   // `size` bytes of the image from `offset` on, cut where pieces end.
   std::vector<absl::Span<const std::byte>> Cut(size_t offset, size_t size) const;
 

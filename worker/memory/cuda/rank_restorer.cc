@@ -99,15 +99,22 @@ absl::Status RankRestorer::Hash(CUdeviceptr slab, size_t slot) const {
                       "hashing a slab");
 }
 
-absl::Status RankRestorer::Queue(std::byte* to, RegionIndex slab, size_t slot) {
+absl::Status RankRestorer::Copy(CUdeviceptr to, RegionIndex slab) const {
   const CudaDriver& driver = context_->driver();
+  const int64_t offset = (shape_.slab_bytes * slab.value()).count();
+  const auto size = static_cast<size_t>(shape_.slab_bytes.count());
+  const CUresult result =
+      FromPeer(slab) ? driver.cuMemcpyDtoDAsync(to, reinterpret_cast<CUdeviceptr>(peer_ + offset),
+                                                size, copies_.get())
+                     : driver.cuMemcpyHtoDAsync(to, part_ + offset, size, copies_.get());
+  return driver.Check(result, "copying a slab of the parameter image");
+}
+
+absl::Status RankRestorer::Queue(std::byte* to, RegionIndex slab, size_t slot) {
   absl::Status status = context_->MakeCurrent();
   if (!status.ok()) return status;
   const auto target = reinterpret_cast<CUdeviceptr>(to);
-  status = driver.Check(
-      driver.cuMemcpyHtoDAsync(target, part_ + (shape_.slab_bytes * slab.value()).count(),
-                               static_cast<size_t>(shape_.slab_bytes.count()), copies_.get()),
-      "copying a slab of the parameter image");
+  status = Copy(target, slab);
   CUstream last = copies_.get();
   if (shape_.verify) {
     last = checks_.get();

@@ -29,6 +29,15 @@ class RankRestorer {
   // Waits for what is under way.
   ~RankRestorer();
 
+  // Slabs below `slabs` are copied from `peer` (PeerImage) from now on, the others from the image.
+  // While nothing is under way.
+  void UsePeer(const std::byte* peer, size_t slabs) {
+    peer_ = peer;
+    peer_slabs_ = slabs;
+  }
+
+  bool FromPeer(RegionIndex slab) const { return slab.value() < peer_slabs_; }
+
   // Queues the copy of a slab to `to`, and its checksum. The slot must be free: finished, or never
   // used.
   absl::Status Queue(std::byte* to, RegionIndex slab, size_t slot);
@@ -45,6 +54,7 @@ class RankRestorer {
 
   absl::Status Prepare(size_t slots);
   absl::Status LoadKernel();
+  absl::Status Copy(CUdeviceptr to, RegionIndex slab) const;
   absl::Status Hash(CUdeviceptr slab, size_t slot) const;
   size_t StageOf(RegionIndex slab) const;
   uint32_t chunks() const;
@@ -53,6 +63,8 @@ class RankRestorer {
   const int rank_;
   const std::byte* const part_;
   const ImageShape& shape_;
+  const std::byte* peer_ = nullptr;
+  size_t peer_slabs_ = 0;
 
   CUmodule module_ = nullptr;
   CUfunction hash_chunks_ = nullptr;
