@@ -11,7 +11,7 @@ namespace palimpsest {
 namespace {
 
 constexpr absl::Time kNow = absl::UnixEpoch();
-const SessionId kAlpha(1), kBeta(2), kGamma(3);
+const SessionId kAlpha(1), kBeta(2);
 
 class PeerImagesTest : public ::testing::Test {
  protected:
