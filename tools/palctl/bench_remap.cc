@@ -184,6 +184,7 @@ class RemapBench {
     TenantNodeSettings settings;
     settings.policy = join(config_.policy, run.system->policy);
     settings.engine = join(config_.engine, run.system->engine);
+    settings.floors = run.system->floors;
     settings.fixed_shares = run.system->fixed_shares;
     for (int32_t i = 0; i < run.tenants; ++i) {
       settings.tenants.push_back(

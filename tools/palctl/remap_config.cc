@@ -62,6 +62,7 @@ RemapSystem ReadSystem(ConfigReader& reader) {
   system.tenants = reader.String("tenants", "");
   system.engine = reader.String("engine", "");
   system.fixed_shares = reader.Bool("fixed_shares", false);
+  system.floors = reader.Bool("floors", system.fixed_shares);
   return system;
 }
 

@@ -34,7 +34,8 @@ struct RemapSystem {
   std::string policy;         // the broker's `policy`
   std::string tenants;        // each tenant's entry at the broker
   std::string engine;         // the workers' `engine`
-  bool fixed_shares = false;  // each tenant has floor and quota at its share
+  bool floors = false;        // each tenant has its floor at its share: what it is sure of
+  bool fixed_shares = false;  // and its quota too: all it can have
 };
 
 // Systems under the same loads. A point for each combination; loads of a system end at the first

@@ -55,7 +55,9 @@ TEST(ReadRemapBenchConfig, ReadsTenantsSystemsAndRuns) {
   EXPECT_EQ(config->tenants[1].settings, "priority: 1");
   ASSERT_EQ(config->systems.size(), 2u);
   EXPECT_EQ(config->systems[0].policy, "memory_policy: remap");
+  EXPECT_FALSE(config->systems[0].floors);
   EXPECT_TRUE(config->systems[1].fixed_shares);
+  EXPECT_TRUE(config->systems[1].floors);
   ASSERT_EQ(config->runs.size(), 2u);
   EXPECT_THAT(config->runs[0].systems, ElementsAre("remap", "static"));
   EXPECT_THAT(config->runs[0].rates, ElementsAre(0.5, 2, 4));

@@ -137,10 +137,11 @@ std::string TenantNode::BrokerConfig(const TenantNodeSettings& settings,
                                 : "";
     // A quota is with the context, a floor is slabs alone.
     const Bytes slabs = RoundDown(tenant.share - options_.context, options_.slab);
-    const std::string shares =
-        absl::StrCat("floor: ", Size(slabs), ", quota: ", Size(slabs + options_.context));
+    const std::string floor = settings.floors ? absl::StrCat("floor: ", Size(slabs)) : "";
+    const std::string quota =
+        settings.fixed_shares ? absl::StrCat("quota: ", Size(slabs + options_.context)) : "";
     absl::StrAppend(&text, "  - ",
-                    InBraces({model, gpu, settings.fixed_shares ? shares : "",
+                    InBraces({model, gpu, floor, quota,
                               i < settings.tenants.size() ? settings.tenants[i] : ""}),
                     "\n");
   }

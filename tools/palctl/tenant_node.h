@@ -52,7 +52,8 @@ struct TenantNodeSettings {
   std::string policy;                // of the broker
   std::vector<std::string> tenants;  // of each tenant's entry there
   std::string engine;                // of the workers
-  bool fixed_shares = false;         // floor and quota of each tenant are its share
+  bool floors = false;               // the floor of each tenant is its share
+  bool fixed_shares = false;         // and its quota too
 };
 
 class TenantNode {
