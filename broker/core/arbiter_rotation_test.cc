@@ -256,6 +256,17 @@ TEST_F(ArbiterRotationTest, AFloorIsNotGivenToOthers) {
   EXPECT_EQ(kv(1), 10u);
 }
 
+TEST_F(ArbiterRotationTest, AFloorTakesParametersWhereLayersAreNotEnough) {
+  Start(Enabled(kImage + 4), {Rotating("effort"), Rotating("floored", 0, kImage + 4)});
+  Bring(0, 4, true);
+  ASSERT_TRUE(node().Attach(1).ok());
+  // Four layers and all KV would give 12 slabs of 20.
+  node().Activate(worker(1));
+  node().Settle();
+  EXPECT_EQ(parameters(1), kImage);
+  EXPECT_EQ(freed(0), 0) << "nothing is left that could rotate";
+}
+
 TEST_F(ArbiterRotationTest, AnActivationIsServedFromLayersOfOthers) {
   Start(Enabled(2 * kImage), {Rotating("a"), Rotating("b")});
   Bring(0, 16, true);

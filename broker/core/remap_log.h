@@ -50,7 +50,7 @@ enum class RemapOutcome : uint8_t {
   kRecentlyActive,  // spared by a prefetch
   kActive,          // it runs on them
   kNotHidden,       // copies of one more layer would not be hidden
-  kNotEnough,       // all together could not give a model its parameters, so none gave any
+  kNotEnough,       // not what a model or a floor needs, alone or with all others: left where it is
 };
 inline constexpr size_t kRemapOutcomes = 9;
 // "taken", "not_needed", "pinned", "just_restored", "arriving", "recently_active", "active",

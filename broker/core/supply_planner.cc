@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <functional>
 #include <optional>
+#include <utility>
 
 #include "broker/core/layer_supply.h"
 
@@ -196,7 +197,7 @@ class Planner {
       const Take* take = TakenFrom(session);
       if (session == request_.requester || !session->connected() ||
           session->parameters_granted + session->rotation.slots_held == 0 ||
-          (take != nullptr && (take->parameter_slabs > 0 || take->rotation.has_value()))) {
+          (take != nullptr && take->parameter_slabs > 0)) {
         continue;
       }
       const Candidate candidate{session, VictimOf(*session)};
@@ -222,6 +223,7 @@ class Planner {
   uint32_t TakeStages(Session& victim, uint32_t limit) {
     Take& take = TakeFrom(&victim);
     take.surplus = false;
+    LeaveLayers(take);
     const uint32_t before = plan_.slabs;
     take.first_stage = static_cast<uint32_t>(victim.stages.size());
     if (victim.rotation.slots_held > 0) {
@@ -235,6 +237,20 @@ class Planner {
       plan_.slabs += victim.stage_granted[stage - 1];
     }
     return plan_.slabs - before;
+  }
+
+  // What rotation would have given was not enough: whole stages go instead.
+  void LeaveLayers(Take& take) {
+    if (!take.rotation.has_value()) return;
+    plan_.slabs -= std::exchange(take.rotation_slabs, 0);
+    take.rotation.reset();
+    for (RemapCandidate& candidate : plan_.candidates) {
+      if (candidate.tenant != *take.victim->tenant || candidate.rule != RemapRule::kRotation) {
+        continue;
+      }
+      candidate.outcome = RemapOutcome::kNotEnough;
+      candidate.slabs = 0;
+    }
   }
 
   void Note(RemapRule rule, const Session& session, const ParameterVictim& victim,
