@@ -121,7 +121,7 @@ ArbiterOptions ReadPolicy(ConfigReader& policy) {
 
 void ReadPeer(ConfigReader& pool, BrokerConfig& config) {
   ConfigReader reader = pool.Map("peer");
-  BrokerConfig::Peer& peer = config.peer.emplace();
+  PeerPool& peer = config.peer.emplace();
   peer.gpu = static_cast<int>(reader.Int("gpu", 0, kMaxGpu));
   peer.bytes = reader.Size("bytes", config.slab_bytes, config.slab_bytes * kMaxPeerSlabs);
   if (config.backend != BrokerConfig::Backend::kCuda) {

@@ -42,6 +42,12 @@ struct BrokerTenant {
   Bytes quota;
 };
 
+// Memory of a GPU that is not the pool's.
+struct PeerPool {
+  int gpu = 0;
+  Bytes bytes;
+};
+
 struct BrokerConfig {
   std::string node;
   std::string state_dir;
@@ -56,12 +62,8 @@ struct BrokerConfig {
   absl::Duration pack_deadline;
   enum class Backend { kHost, kCuda };
   Backend backend = Backend::kHost;
-  // With backend cuda: memory of a GPU that is not the pool's, for copies of parameter images.
-  struct Peer {
-    int gpu = 0;
-    Bytes bytes;
-  };
-  std::optional<Peer> peer;
+  // With backend cuda: where copies of parameter images may be.
+  std::optional<PeerPool> peer;
   // With backend cuda: the GPUs on each of which a slab has a piece, in the order of their ranks.
   std::vector<int> gpus = {0};
   // Slabs are scrubbed, not replaced, when they come back; with backend cuda alone.
