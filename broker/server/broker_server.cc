@@ -183,6 +183,14 @@ uint32_t BrokerServer::PeerSlabs() const {
                                   : 0;
 }
 
+absl::Status BrokerServer::CheckPeer() {
+  if (!config_.peer.has_value()) return absl::OkStatus();
+  const absl::Status status = device_->CreateBeside(config_.peer->gpu).status();
+  if (status.ok() || absl::IsResourceExhausted(status)) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      "pool.peer.gpu: no memory of GPU ", config_.peer->gpu, " can be had: ", status.message()));
+}
+
 absl::StatusOr<bool> BrokerServer::OpenDevice(const CudaPoolFactory& cuda) {
   if (config_.backend == BrokerConfig::Backend::kCuda) {
     auto device = cuda(CudaPool{.gpus = config_.gpus,
@@ -192,6 +200,7 @@ absl::StatusOr<bool> BrokerServer::OpenDevice(const CudaPoolFactory& cuda) {
                                 .beside = PeerSlabs()});
     if (!device.ok()) return device.status();
     device_ = *std::move(device);
+    if (absl::Status status = CheckPeer(); !status.ok()) return status;
     const std::vector<SlabDevice::Link> links = device_->Links();
     for (size_t i = 0; i < links.size(); ++i) {
       broker_metrics_.LinkMeasured(config_.gpus[i], links[i]);

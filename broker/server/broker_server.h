@@ -82,6 +82,8 @@ class BrokerServer {
                          const CudaPoolFactory& cuda);
   // Of memory for copies of images.
   uint32_t PeerSlabs() const;
+  // FailedPrecondition if the GPU for that is not there.
+  absl::Status CheckPeer();
   // Opens device_; whether its slabs are ordinary pages of the host.
   absl::StatusOr<bool> OpenDevice(const CudaPoolFactory& cuda);
   // Ordinary memory that pool and images will take besides what the workers of an earlier broker

@@ -183,6 +183,7 @@ class RemapBench {
     };
     TenantNodeSettings settings;
     settings.policy = join(config_.policy, run.system->policy);
+    settings.pool = run.system->pool;
     settings.engine = join(config_.engine, run.system->engine);
     settings.floors = run.system->floors;
     settings.fixed_shares = run.system->fixed_shares;

@@ -59,6 +59,7 @@ RemapSystem ReadSystem(ConfigReader& reader) {
   RemapSystem system;
   system.name = Name(reader);
   system.policy = reader.String("policy", "");
+  system.pool = reader.String("pool", "");
   system.tenants = reader.String("tenants", "");
   system.engine = reader.String("engine", "");
   system.fixed_shares = reader.Bool("fixed_shares", false);

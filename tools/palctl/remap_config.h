@@ -32,6 +32,7 @@ struct RemapTenant {
 struct RemapSystem {
   std::string name;
   std::string policy;         // the broker's `policy`
+  std::string pool;           // more of the broker's `pool`
   std::string tenants;        // each tenant's entry at the broker
   std::string engine;         // the workers' `engine`
   bool floors = false;        // each tenant has its floor at its share: what it is sure of

@@ -23,7 +23,7 @@ tenants:
   - {name: one, shape: tiny, share: 0.5}
   - {name: two, model: folder, share: 0.25, requests: 3, settings: "priority: 1"}
 systems:
-  - {name: remap, policy: "memory_policy: remap"}
+  - {name: remap, policy: "memory_policy: remap", pool: "peer: {gpu: 1, bytes: 1 GiB}"}
   - {name: static, fixed_shares: true, engine: "threads: 1"}
 runs:
   - {name: rate, rates: [4, 0.5, 2]}
@@ -56,6 +56,7 @@ TEST(ReadRemapBenchConfig, ReadsTenantsSystemsAndRuns) {
   ASSERT_EQ(config->systems.size(), 2u);
   EXPECT_EQ(config->systems[0].policy, "memory_policy: remap");
   EXPECT_FALSE(config->systems[0].floors);
+  EXPECT_EQ(config->systems[0].pool, "peer: {gpu: 1, bytes: 1 GiB}");
   EXPECT_TRUE(config->systems[1].fixed_shares);
   EXPECT_TRUE(config->systems[1].floors);
   ASSERT_EQ(config->runs.size(), 2u);

@@ -121,8 +121,11 @@ std::string TenantNode::BrokerConfig(const TenantNodeSettings& settings,
   std::string text = absl::Substitute(
       "node: bench\nstate_dir: state\ncontrol_socket: broker.sock\n"
       "descriptor_socket: descriptors.sock\npacker: $0\n"
-      "pool: {$1, slab_bytes: $2, bytes: $3}\n",
-      packer, backend, Size(options_.slab), Size(RoundDown(options_.pool, options_.slab)));
+      "pool: $1\n",
+      packer,
+      InBraces({backend, absl::StrCat("slab_bytes: ", Size(options_.slab)),
+                absl::StrCat("bytes: ", Size(RoundDown(options_.pool, options_.slab))),
+                settings.pool}));
   if (!settings.policy.empty()) absl::StrAppend(&text, "policy: {", settings.policy, "}\n");
   absl::StrAppend(&text, "tenants:\n");
   for (size_t i = 0; i < tenants_.size(); ++i) {

@@ -50,6 +50,7 @@ struct TenantNodeOptions {
 // Entries of YAML maps in braces: "a: 1, b: {c: 2}"; empty ones are left out.
 struct TenantNodeSettings {
   std::string policy;                // of the broker
+  std::string pool;                  // of the broker's pool, beside what the options say
   std::vector<std::string> tenants;  // of each tenant's entry there
   std::string engine;                // of the workers
   bool floors = false;               // the floor of each tenant is its share

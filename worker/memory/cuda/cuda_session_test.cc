@@ -128,8 +128,8 @@ class CudaSessionTest : public ::testing::TestWithParam<Setup> {
   }
 
   // Further lines: of the pool, of each tenant, of beta alone.
-  void StartBroker(const std::string& pool = "", const std::string& tenant = "",
-                   const std::string& beta = "") {
+  absl::StatusOr<BrokerConfig> Config(const std::string& pool, const std::string& tenant,
+                                      const std::string& beta) {
     const std::string yaml = absl::StrReplaceAll(
         node_.Config(kPool, "  min_residence: 10ms\n  residence_restores: 0\n",
                      "    workspace: 4 MiB\n    context: 0 MiB\n" + tenant),
@@ -138,8 +138,12 @@ class CudaSessionTest : public ::testing::TestWithParam<Setup> {
                                   absl::StrJoin(GetParam().gpus, ", "), "]\n  trusted_workers: ",
                                   GetParam().trusted ? "true" : "false", "\n", pool)}});
     auto parsed = YamlConfig::Parse(yaml, "broker.yaml");
-    ASSERT_TRUE(parsed.ok()) << parsed.status();
-    auto config = ReadBrokerConfig(*parsed, "");
+    if (!parsed.ok()) return parsed.status();
+    return ReadBrokerConfig(*parsed, "");
+  }
+  void StartBroker(const std::string& pool = "", const std::string& tenant = "",
+                   const std::string& beta = "") {
+    auto config = Config(pool, tenant, beta);
     ASSERT_TRUE(config.ok()) << config.status();
     auto server = BrokerServer::Start(
         *config, [](const absl::Status& status) { FAIL() << "fatal: " << status; }, FakePool);
@@ -452,6 +456,16 @@ TEST_P(PeerImageSessionTest, WithoutAWayToThatMemoryTheHostServes) {
   EXPECT_EQ(ImageOf(alpha), host);
   EXPECT_EQ(Mapped(), 0);
   EXPECT_TRUE(ParametersAreTheImages(alpha));
+}
+
+TEST_P(PeerImageSessionTest, AGpuThatIsNotThereIsRefusedAtTheStart) {
+  server_.reset();
+  const auto config = Config("  peer: {gpu: 9, bytes: 2 MiB}\n", "    image: peer_gpu\n", "");
+  ASSERT_TRUE(config.ok()) << config.status();
+  const auto server = BrokerServer::Start(
+      *config, [](const absl::Status&) {}, FakePool);
+  EXPECT_TRUE(absl::IsFailedPrecondition(server.status())) << server.status();
+  EXPECT_THAT(std::string(server.status().message()), ::testing::HasSubstr("pool.peer.gpu"));
 }
 
 TEST_P(PeerImageSessionTest, MemoryThatIsNotThereIsNotOffered) {
