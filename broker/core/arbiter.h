@@ -139,6 +139,8 @@ struct SessionLoad {
   double prefill_share = 0.0;
   // Rate of copies from the image to parameter memory; 0: not measured.
   double image_bytes_per_second = 0.0;
+  // Whether that is the link to another GPU, where the whole image has a copy.
+  bool image_on_peer = false;
   // Since the worker's start: how long steps waited for rotating layers, and what was copied for
   // them.
   absl::Duration rotation_stall;

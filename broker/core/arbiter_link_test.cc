@@ -103,6 +103,22 @@ TEST_F(ArbiterLinkTest, WhatBlocksTakeIsNotPlannedWith) {
   EXPECT_NEAR(share(), before - 0.2, 0.01);
 }
 
+TEST_F(ArbiterLinkTest, RotationsFromAnotherGpuLeaveTheHostsLinkToOthers) {
+  StartRotating();
+  Rotate(9);
+  ASSERT_TRUE(node().Attach(1).ok());
+  EXPECT_GT(limit(1), 0.0);
+  node().Report(worker(0), true, 9, 0);
+  worker(0).load->image_on_peer = true;
+  node().Advance(absl::Seconds(1));
+  EXPECT_EQ(limit(1), 0.0);
+  // Its own share of that link is whole: what is missing does not come over it.
+  node().SetKvTarget(worker(0), 11, 11);
+  node().Settle();
+  const auto& candidates = node().arbiter().remap_log().decisions().back().candidates;
+  EXPECT_EQ(candidates.back().rotation->link_share, 1.0);
+}
+
 TEST_F(ArbiterLinkTest, RestoresEndWithinTheirDeadlinesOnASlowLink) {
   StartRotating();
   Rotate(9);

@@ -1,6 +1,7 @@
 #include "broker/core/layer_supply.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 
 #include "broker/core/link_budget.h"
@@ -39,14 +40,25 @@ RotationCost WholeLinkCost(const Session& session, const SupplyRules& rules) {
           rules.rotation.enabled ? static_cast<int32_t>(rules.rotation.cap * layers.layers) : 0};
 }
 
-// All sessions copy over one link, each piece of a slab over its own GPU's.
-LinkUse UseOf(absl::Span<Session* const> sessions, absl::Time now) {
+// All sessions copy over one link, each piece of a slab over its own GPU's; but those whose image
+// has a copy on another GPU over that one's.
+enum Link : size_t { kHostLink, kPeerLink, kLinks };
+
+Link LinkOf(const Session& session) { return session.load.image_on_peer ? kPeerLink : kHostLink; }
+
+LinkUse UseOf(absl::Span<Session* const> sessions, Link link, absl::Time now) {
   LinkUse use;
   for (const Session* session : sessions) {
-    use.bytes_per_second = std::max(use.bytes_per_second, session->load.image_bytes_per_second);
+    if (LinkOf(*session) == link) {
+      use.bytes_per_second = std::max(use.bytes_per_second, session->load.image_bytes_per_second);
+    }
     if (!session->connected()) continue;
-    use.restores_expected = use.restores_expected || session->missing() > 0 || session->Restoring();
-    if (!session->SilentAt(now)) use.block_bytes_per_second += session->blocks.bytes_per_second();
+    use.restores_expected =
+        use.restores_expected ||
+        (LinkOf(*session) == link && (session->missing() > 0 || session->Restoring()));
+    if (link == kHostLink && !session->SilentAt(now)) {
+      use.block_bytes_per_second += session->blocks.bytes_per_second();
+    }
   }
   return use;
 }
@@ -54,7 +66,7 @@ LinkUse UseOf(absl::Span<Session* const> sessions, absl::Time now) {
 struct Tenants {
   std::vector<Session*> sessions;
   std::vector<RotatingTenant> tenants;
-  double link_share = 0.0;
+  std::array<double, kLinks> link_shares = {};
 };
 
 Tenants Collect(absl::Span<Session* const> sessions, const SupplyRules& rules, absl::Time now) {
@@ -65,15 +77,18 @@ Tenants Collect(absl::Span<Session* const> sessions, const SupplyRules& rules, a
     all.tenants.push_back({.priority = session->config.priority,
                            .whole_link = WholeLinkCost(*session, rules),
                            .freed = session->rotation.now.freed(),
-                           .slots = session->rotation.now.slots});
+                           .slots = session->rotation.now.slots,
+                           .link = LinkOf(*session)});
   }
-  all.link_share = RotationShare(UseOf(sessions, now), LinkBudgetRules());
+  for (const Link link : {kHostLink, kPeerLink}) {
+    all.link_shares[link] = RotationShare(UseOf(sessions, link, now), LinkBudgetRules());
+  }
   return all;
 }
 
 RotationInputs InputsOf(const Tenants& all, size_t index) {
   const RotatingTenant& tenant = all.tenants[index];
-  const double share = ShareLeft(all.tenants, {all.link_share}, index);
+  const double share = ShareLeft(all.tenants, all.link_shares, index);
   return {.cost = WithShare(tenant.whole_link, share),
           .link_share = share,
           .freed_before = tenant.freed,
@@ -116,7 +131,7 @@ std::vector<LayerOffer> PlanLayers(absl::Span<Session* const> sessions, const Se
   const RotationRules how = RulesOf(rules.rotation);
   std::vector<LayerOffer> offers;
   int64_t slabs = 0;
-  for (const RotationTake& take : PlanRotations(all.tenants, {all.link_share}, how, need)) {
+  for (const RotationTake& take : PlanRotations(all.tenants, all.link_shares, how, need)) {
     LayerOffer offer{.victim = all.sessions[take.tenant],
                      .rotation = {},
                      .slabs = static_cast<uint32_t>(take.slabs),
@@ -161,14 +176,15 @@ RotationInputs GrantedRotation(absl::Span<Session* const> sessions, const Sessio
 std::vector<double> BackgroundLimitsOf(absl::Span<Session* const> sessions,
                                        const SupplyRules& rules, absl::Duration patience,
                                        absl::Time now) {
-  const double link = UseOf(sessions, now).bytes_per_second;
+  const double link = UseOf(sessions, kHostLink, now).bytes_per_second;
   const double headroom = RulesOf(rules.rotation).headroom;
   std::vector<LinkUser> users;
   for (const Session* session : sessions) {
     LinkUser user;
     const SessionRotation& rotation = session->rotation;
+    const bool here = session->connected() && LinkOf(*session) == kHostLink;
     // Layers rotate as long as steps run.
-    if (session->connected() && session->load.active && rotation.now.freed() > 0) {
+    if (here && session->load.active && rotation.now.freed() > 0) {
       const double needed =
           ShareNeeded(WholeLinkCost(*session, rules), rotation.now.freed(), rotation.now.slots);
       user.promised = std::min(needed / (1.0 - headroom), 1.0);

@@ -156,7 +156,7 @@ double Broker::ImageBytesPerSecond() {
   // could not.
   MutexLock lock(&mu_);
   for (const TenantSnapshot& tenant : arbiter_.Snapshot().tenants) {
-    rate = std::max(rate, tenant.load.image_bytes_per_second);
+    if (!tenant.load.image_on_peer) rate = std::max(rate, tenant.load.image_bytes_per_second);
   }
   return rate;
 }
@@ -378,6 +378,7 @@ void Broker::FillTenant(const TenantSnapshot& tenant, TenantId id, v1::TenantMem
   load.set_prefill_step_seconds(absl::ToDoubleSeconds(tenant.load.prefill_step));
   load.set_prefill_share(tenant.load.prefill_share);
   load.set_image_bytes_per_second(tenant.load.image_bytes_per_second);
+  load.set_image_on_peer(tenant.load.image_on_peer);
   load.set_rotation_stall_seconds(absl::ToDoubleSeconds(tenant.load.rotation_stall));
   load.set_rotation_bytes(tenant.load.rotation_bytes);
   load.set_restored_bytes(tenant.load.restored_bytes);

@@ -98,6 +98,7 @@ absl::StatusOr<WorkerEvent> CheckedLoad(const v1::Report& report) {
                      .prefill_step = absl::Seconds(report.prefill_step_seconds()),
                      .prefill_share = report.prefill_share(),
                      .image_bytes_per_second = report.image_bytes_per_second(),
+                     .image_on_peer = report.image_on_peer(),
                      .rotation_stall = absl::Seconds(report.rotation_stall_seconds()),
                      .rotation_bytes = report.rotation_bytes(),
                      .restored_bytes = report.restored_bytes(),

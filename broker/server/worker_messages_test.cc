@@ -75,6 +75,7 @@ TEST(ParseWorkerMessage, ReadsSpeedsOfAReportAndRefusesWhatIsNone) {
   report.set_prefill_step_seconds(0.25);
   report.set_prefill_share(0.5);
   report.set_image_bytes_per_second(5e10);
+  report.set_image_on_peer(true);
   report.set_rotation_stall_seconds(3);
   report.set_rotation_bytes(7);
   report.set_restored_bytes(8);
@@ -87,6 +88,7 @@ TEST(ParseWorkerMessage, ReadsSpeedsOfAReportAndRefusesWhatIsNone) {
   EXPECT_EQ(load.prefill_step, absl::Milliseconds(250));
   EXPECT_EQ(load.prefill_share, 0.5);
   EXPECT_EQ(load.image_bytes_per_second, 5e10);
+  EXPECT_TRUE(load.image_on_peer);
   EXPECT_EQ(load.rotation_stall, absl::Seconds(3));
   EXPECT_EQ(load.rotation_bytes, 7u);
   EXPECT_EQ(load.restored_bytes, 8u);

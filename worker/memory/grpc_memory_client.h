@@ -325,6 +325,7 @@ class GrpcMemoryClient : public MemoryClient {
   // As the broker says; in host memory it is measured here.
   double image_bytes_per_second_ ABSL_GUARDED_BY(mu_) = 0;
   double host_bytes_per_second_ ABSL_GUARDED_BY(mu_) = 0;  // the same without a copy
+  bool image_on_peer_ ABSL_GUARDED_BY(mu_) = false;        // the copy is whole, and its rate counts
   Bytes rotation_bytes_ ABSL_GUARDED_BY(mu_);              // copied here
 
   // What the engine is told.

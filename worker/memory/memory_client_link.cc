@@ -184,6 +184,7 @@ void GrpcMemoryClient::SessionAttached(const v1::Attached& attached, bool reatta
   if (!restorer_->copies_slabs() && std::isfinite(told)) {
     host_bytes_per_second_ = std::max(host_bytes_per_second_, told);
     image_bytes_per_second_ = host_bytes_per_second_;
+    image_on_peer_ = false;
   }
   connected_ = true;
   kv_target_sent_ = false;
@@ -349,6 +350,7 @@ v1::WorkerMessage GrpcMemoryClient::ReportMessage() const {
   report.set_prefill_step_seconds(load.prefill_step_seconds);
   report.set_prefill_share(load.prefill_share);
   report.set_image_bytes_per_second(image_bytes_per_second_);
+  report.set_image_on_peer(image_on_peer_);
   report.set_rotation_stall_seconds(load.rotation_stall_seconds);
   report.set_rotation_bytes(static_cast<uint64_t>((load.rotation_bytes + rotation_bytes_).count()));
   report.set_cached_slab_seconds(load.cached_slab_seconds);

@@ -77,7 +77,8 @@ void GrpcMemoryClient::Fill(PeerOffer& offer) {
   MutexLock lock(&mu_);
   if (rate.ok()) {
     // A layer that lies elsewhere would take longer.
-    if (offer.slabs == slabs_->size() && *rate > 0) image_bytes_per_second_ = *rate;
+    image_on_peer_ = offer.slabs == slabs_->size() && *rate > 0;
+    if (image_on_peer_) image_bytes_per_second_ = *rate;
     Push(RotationWanted{kImageMoves, rotation_, absl::InfiniteFuture()});
   } else {
     peer_kept_ = false;
@@ -96,6 +97,7 @@ void GrpcMemoryClient::Drop(const PeerReturn& what) {
   if (present) {
     peer_kept_ = false;
     image_bytes_per_second_ = host_bytes_per_second_;
+    image_on_peer_ = false;
   }
   if (what.id.has_value()) AnswerPeer(what.session_epoch, *what.id, 0);
   Settle(kImageMoves, /*changed=*/false);
