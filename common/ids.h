@@ -23,6 +23,8 @@ using GrantId = StrongInt<struct GrantIdTag, uint64_t>;
 using RevokeId = StrongInt<struct RevokeIdTag, uint64_t>;
 // One SetRotation exchange.
 using RotationId = StrongInt<struct RotationIdTag, uint64_t>;
+// One turn of a session under temporal sharing, from TakeTurn to its end.
+using TurnId = StrongInt<struct TurnIdTag, uint64_t>;
 
 // Index of a slab-sized place in a worker's parameter region or KV region.
 using RegionIndex = StrongInt<struct RegionIndexTag, uint32_t>;

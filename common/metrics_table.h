@@ -78,6 +78,8 @@ inline constexpr auto kMetricTable = [] {
     {"palimpsest_broker_kv_pressure_total", P::kBroker, T::kCounter, U::kNone, "KV targets that could not be met when they were stated.", {"tenant"}},
     {"palimpsest_broker_activations_waiting", P::kBroker, T::kGauge, U::kNone, "Activations that wait for memory."},
     {"palimpsest_broker_activations_total", P::kBroker, T::kCounter, U::kNone, "Activations by outcome (granted, refused).", {"tenant", "outcome"}},
+    {"palimpsest_broker_turns_total", P::kBroker, T::kCounter, U::kNone, "Turns that a tenant had under temporal sharing.", {"tenant"}},
+    {"palimpsest_broker_turn_wait_seconds", P::kBroker, T::kHistogram, U::kSeconds, "How long a tenant with requests waited for its turn.", {"tenant"}, B::kLong},
     // Broker: sessions and images.
     {"palimpsest_broker_generation", P::kBroker, T::kGauge, U::kNone, "Counts restarts of the broker on this node, from 1."},
     {"palimpsest_broker_sessions", P::kBroker, T::kGauge, U::kNone, "Sessions whose process is not known to be gone."},

@@ -301,6 +301,9 @@ void Node::WriteConfigs() {
                      2 * workspace,
                      // Beside the pool, which the tests count in slabs.
                      workspace > 0 ? "    context: 0 MiB\n" : "", tenant.kv_dtype));
+    if (!tenant.hibernate_after.empty()) {
+      absl::StrAppend(&broker, "    hibernate_after: ", tenant.hibernate_after, "\n");
+    }
     std::string worker = absl::Substitute(
         "tenant: $0\nsecret_file: secrets/$0\n"
         "model: {name: tiny, path: model, max_sequence_tokens: $1}\n"
@@ -309,6 +312,7 @@ void Node::WriteConfigs() {
         "metrics_listen: 127.0.0.1:0\nengine:\n$2",
         tenant.name, options_.max_sequence_tokens, EngineLines());
     for (const std::string& line : options_.engine) absl::StrAppend(&worker, "  ", line, "\n");
+    if (!tenant.hibernate_after.empty()) absl::StrAppend(&worker, "supervise: true\n");
     WriteText(absl::StrCat(folder_, "/", tenant.name, ".yaml"), worker);
     absl::StrAppend(
         &router,

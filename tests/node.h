@@ -45,6 +45,8 @@ struct NodeTenant {
   int floor_slabs = 0;
   int quota_slabs = 0;  // 0: the pool
   std::string kv_dtype = "bf16";
+  // Such as "500ms"; a worker with this is supervised.
+  std::string hibernate_after = "";
 };
 
 struct NodeOptions {

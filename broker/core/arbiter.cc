@@ -39,6 +39,10 @@ void MustSucceed(const absl::Status& status) {
 Arbiter::Impl::Impl(const ArbiterOptions& options, std::unique_ptr<SlabLedger> ledger)
     : options_(options),
       ledger_(std::move(ledger)),
+      turns_({.quantum = options.quantum,
+              .start_patience = options.activation_deadline,
+              .end_deadline = options.turn_deadline,
+              .generation = options.generation}),
       returned_(options.pool_slabs),
       seen_(options.pool_slabs, 0) {
   if (options.pool_slabs == 0 || options.generation == 0 ||
@@ -141,6 +145,8 @@ ArbiterSnapshot Arbiter::Impl::Snapshot() const {
       view.kv_target_slabs = session.kv_target;
       view.kv_needed_slabs = session.kv_needed;
       view.link_limit = session.link_limit;
+      view.has_turn = turns_.holder() == session.id;
+      view.waits_for_turn = turns_.waits(session.id);
       snapshot.revoking_kv_slabs += session.kv_revoking;
       snapshot.waiting_activations += session.waiting() ? 1 : 0;
     }
@@ -289,6 +295,9 @@ void Arbiter::OnRotationDone(SessionId session, RotationId rotation, absl::Time 
 }
 void Arbiter::OnReport(SessionId session, const SessionLoad& load, absl::Time now) {
   impl_->OnReport(session, load, now);
+}
+void Arbiter::OnTurnEnded(SessionId session, TurnId turn, absl::Time now) {
+  impl_->OnTurnEnded(session, turn, now);
 }
 void Arbiter::OnDetach(SessionId session, absl::Time now) { impl_->OnDetach(session, now); }
 void Arbiter::OnConnectionLost(SessionId session, absl::Time now) {

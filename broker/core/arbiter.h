@@ -41,6 +41,13 @@
 //
 // Link: while layers rotate, workers are told how fast they may restore parameters and move blocks
 // (link_budget.h).
+//
+// Temporal sharing (turn_scheduler.h): one tenant at a time runs, and the others count as inactive.
+// Only the holder of the turn takes KV in use from others, above their floors also for parameters
+// and, while nothing of its own can run for lack of KV, for one longest sequence. The next one's
+// parameters are restored while the holder still runs, from 1. to 3.; those behind it wait. An
+// activation's deadline counts from when its turn has begun: before, the wait is bounded by the
+// turns of the others.
 #ifndef PALIMPSEST_BROKER_CORE_ARBITER_H_
 #define PALIMPSEST_BROKER_CORE_ARBITER_H_
 
@@ -75,6 +82,11 @@ struct RotationOptions {
   double cap = 0.5;
   // Whether layers come back while their tenant is active.
   bool reversion = true;
+};
+
+enum class Sharing : uint8_t {
+  kSpatial,   // all tenants run at once
+  kTemporal,  // one at a time
 };
 
 struct ArbiterOptions {
@@ -116,6 +128,11 @@ struct ArbiterOptions {
   double reversion_hysteresis = 0.25;
   // Which inactive tenants give parameters first, among those of one priority.
   VictimPolicy victims = VictimPolicy::kExpected;
+  Sharing sharing = Sharing::kSpatial;
+  // How long a turn lasts while others wait, and how long its holder may take to end it before it
+  // is killed: well above the longest step.
+  absl::Duration quantum = absl::Seconds(2);
+  absl::Duration turn_deadline = absl::Seconds(10);
   // Whether a slab that returns to the tenant which had it last may skip scrubbing.
   bool skip_clean_for_same_tenant = false;
 };
@@ -192,6 +209,9 @@ struct TenantSnapshot {
   uint32_t kv_needed_slabs = 0;
   // As the worker was told last (SendLinkLimit).
   double link_limit = 0;
+  // Temporal sharing.
+  bool has_turn = false;
+  bool waits_for_turn = false;
 };
 
 struct ArbiterSnapshot {
@@ -267,6 +287,8 @@ class Arbiter {
                      absl::Time now);
   void OnRotationDone(SessionId session, RotationId rotation, absl::Time now);
   void OnReport(SessionId session, const SessionLoad& load, absl::Time now);
+  // No step of this turn is in flight, and none will follow.
+  void OnTurnEnded(SessionId session, TurnId turn, absl::Time now);
   // The worker says it unmapped everything. Its slabs come back when its process is gone, for which
   // it has reattach_grace.
   void OnDetach(SessionId session, absl::Time now);

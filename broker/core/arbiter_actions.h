@@ -78,6 +78,8 @@ struct SendActivateRefused {
   SessionId session;
   std::string message;
   absl::Duration retry_after;
+  // No request waited.
+  bool eager = false;
 };
 
 struct SendKvPressure {
@@ -91,6 +93,24 @@ struct SendKvPressure {
 struct SendLinkLimit {
   SessionId session;
   double bytes_per_second = 0;
+};
+
+// Temporal sharing: the session may run from now on.
+struct SendTakeTurn {
+  SessionId session;
+  TurnId turn;
+  absl::Duration quantum;
+  TenantId tenant;
+  // Since it began to wait for its turn.
+  absl::Duration waited;
+};
+
+// It is to finish what it has submitted, submit nothing more and answer TurnEnded.
+struct SendEndTurn {
+  SessionId session;
+  TurnId turn;
+  // When the arbiter will have the worker killed if it has not answered.
+  absl::Time deadline;
 };
 
 // SIGKILL; then OnProcessGone when the pidfd says so. Once per session.
@@ -128,9 +148,9 @@ struct TransferFinished {
   absl::Time finished_at;
 };
 
-using ArbiterAction =
-    std::variant<SendGrant, SendRevoke, SendSetRotation, SendActivateRefused, SendKvPressure,
-                 SendLinkLimit, KillProcess, CleanSlabs, SessionEnded, TransferFinished>;
+using ArbiterAction = std::variant<SendGrant, SendRevoke, SendSetRotation, SendActivateRefused,
+                                   SendKvPressure, SendLinkLimit, KillProcess, CleanSlabs,
+                                   SessionEnded, TransferFinished, SendTakeTurn, SendEndTurn>;
 
 }  // namespace palimpsest
 

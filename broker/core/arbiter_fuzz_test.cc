@@ -11,7 +11,7 @@ namespace {
 TEST(ArbiterFuzz, InvariantsHoldUnderRandomEvents) {
   int grants = 0, kills = 0, refused = 0, revokes = 0, parameter_revokes = 0, workspaces = 0,
       parts = 0;
-  int hangs = 0, hung_killed = 0, rotations = 0, reverted = 0, spare = 0;
+  int hangs = 0, hung_killed = 0, rotations = 0, reverted = 0, spare = 0, turns = 0;
   int rotations_ended = 0, completed = 0;
   for (uint32_t seed = 1; seed <= 60; ++seed) {
     ArbiterFuzzer fuzzer(seed);
@@ -29,6 +29,7 @@ TEST(ArbiterFuzz, InvariantsHoldUnderRandomEvents) {
     rotations += fuzzer.Occurrences("rotate ");
     reverted += fuzzer.Occurrences(" to 0 freed ");
     spare += fuzzer.Occurrences(" slot ");
+    turns += fuzzer.Occurrences("turn ");
     hangs += fuzzer.hangs();
     hung_killed += fuzzer.hung_killed();
     rotations_ended += fuzzer.rotations_ended();
@@ -43,8 +44,9 @@ TEST(ArbiterFuzz, InvariantsHoldUnderRandomEvents) {
   EXPECT_GT(workspaces, 500);
   EXPECT_GT(parts, 500);
   EXPECT_GT(rotations, 1000);
-  EXPECT_GT(reverted, 250);
+  EXPECT_GT(reverted, 200);
   EXPECT_GT(spare, 50);
+  EXPECT_GT(turns, 3000);
   EXPECT_GT(hangs, 100);
   EXPECT_GT(hung_killed, 50);
   EXPECT_GT(rotations_ended, 50);

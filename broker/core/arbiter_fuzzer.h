@@ -52,19 +52,20 @@ inline std::vector<SimulatedTenant> FuzzedTenants() {
   };
 }
 
-inline ArbiterOptions FuzzedOptions(bool skip_clean) {
+inline ArbiterOptions FuzzedOptions(uint32_t seed) {
   return ArbiterOptions{.pool_slabs = kFuzzedPool,
                         .rotation = {.enabled = true, .cap = 0.8},
                         .generation = 1,
                         .kv_step_slabs = 4,
                         .reversion_delay = absl::Milliseconds(500),
-                        .skip_clean_for_same_tenant = skip_clean};
+                        .sharing = seed % 3 == 0 ? Sharing::kTemporal : Sharing::kSpatial,
+                        .skip_clean_for_same_tenant = seed % 2 == 1};
 }
 
 class ArbiterFuzzer {
  public:
   explicit ArbiterFuzzer(uint32_t seed, SimulatedNode::LedgerFactory ledgers = nullptr)
-      : random_(seed), node_(FuzzedOptions(seed % 2 == 1), FuzzedTenants(), std::move(ledgers)) {}
+      : random_(seed), node_(FuzzedOptions(seed), FuzzedTenants(), std::move(ledgers)) {}
 
   void Run(int steps) {
     for (int i = 0; i < steps && problems().empty(); ++i) {
@@ -148,6 +149,10 @@ class ArbiterFuzzer {
     }
     if (worker.hung) {
       worker.hung = Below(20) != 0;
+      return;
+    }
+    if (worker.turn_ending && Below(2) == 0) {
+      node_.AnswerEndTurn(worker);
       return;
     }
     const uint32_t kv = worker.Count(SlabRole::kKv);
@@ -272,6 +277,16 @@ class ArbiterFuzzer {
     node_.Settle();
   }
 
+  bool temporal() const { return node_.options().sharing == Sharing::kTemporal; }
+
+  // Until one that waits has had its turn, when others hold on to theirs.
+  absl::Duration TurnsOfAll() const {
+    const ArbiterOptions& options = node_.options();
+    if (!temporal()) return absl::ZeroDuration();
+    return (options.quantum + options.activation_deadline) * static_cast<int>(tenants_.size()) +
+           options.turn_deadline;
+  }
+
   // A worker that says it is active and then hangs keeps nothing that another one needs: within the
   // patience for its reports and the deadline of a revoke, or of an open grant, it is killed.
   void ExpectHungWorkerGivesWay() {
@@ -293,7 +308,8 @@ class ArbiterFuzzer {
     node_.Report(*needy, /*active=*/true, needy->Count(SlabRole::kKv), 0);
     node_.SetKvTarget(*needy, kv, kv);
     const absl::Time due = node_.now() + node_.options().report_patience +
-                           node_.options().min_residence + node_.options().revoke_deadline;
+                           node_.options().min_residence + node_.options().revoke_deadline +
+                           TurnsOfAll();
     while (node_.now() < due) {
       node_.Settle();
       node_.Advance(absl::Milliseconds(500));
@@ -336,10 +352,13 @@ class ArbiterFuzzer {
     node_.Activate(*worker);
     node_.SetKvTarget(*worker, kv, kv);
     const int refusals = worker->refusals;
-    for (int i = 0; i < 40; ++i) {
+    const absl::Time due = node_.now() + absl::Seconds(20) + TurnsOfAll();
+    while (node_.now() < due) {
       node_.Settle();
       node_.Advance(absl::Milliseconds(500));
       worker = &node_.workers()[session];
+      // As an engine does for what was taken during another one's turn.
+      if (temporal()) node_.Activate(*worker);
       if (worker->refusals > refusals) problems_.push_back("a floor was refused");
       if (node_.Complete(*worker) && worker->Count(SlabRole::kKv) >= kv &&
           worker->Count(SlabRole::kWorkspace) == config.config.workspace_slabs) {
@@ -401,7 +420,8 @@ class ArbiterFuzzer {
       const uint32_t target = Below(most_kv + 1);
       const uint32_t kv = worker.Count(SlabRole::kKv);
       const uint32_t used = std::min(kv, Below(target + 1));
-      node_.Report(worker, /*active=*/Below(2) == 0, used, kv - used);
+      // Those that are active take turns, and slabs with them.
+      node_.Report(worker, /*active=*/!temporal() && Below(2) == 0, used, kv - used);
       node_.SetKvTarget(worker, target, Below(target + 1));
     }
   }
@@ -412,6 +432,14 @@ class ArbiterFuzzer {
   void ExpectEverythingComesBack() {
     LetAllBehave();
     // No activation waits any more.
+    const absl::Time due = node_.now() + TurnsOfAll();
+    for (auto& [session, worker] : node_.workers()) {
+      if (temporal() && worker.connected) node_.Report(worker, false, 0, 0);
+    }
+    while (node_.now() < due) {
+      node_.Settle();
+      node_.Advance(absl::Milliseconds(500));
+    }
     node_.Advance(node_.options().activation_deadline);
     LetAllBehave();
     WantOfEach(40);

@@ -1,7 +1,7 @@
 // The arbiter's inside, shared by its source files: arbiter.cc (interface, snapshot, checks),
-// arbiter_sessions.cc (who is there), arbiter_messages.cc (what workers say), arbiter_pump.cc (who
-// gets what), arbiter_rotation.cc (which layers rotate), arbiter_link.cc (how fast others copy
-// meanwhile).
+// arbiter_sessions.cc (who is there), arbiter_messages.cc (what workers say), arbiter_turns.cc (who
+// may run), arbiter_pump.cc (who gets what), arbiter_rotation.cc (which layers rotate),
+// arbiter_link.cc (how fast others copy meanwhile).
 //
 // Each event changes the sessions and the ledger and then calls Pump, which looks at the whole
 // state and moves it on: demand is never remembered as promises to particular slabs, but recomputed
@@ -19,6 +19,7 @@
 #include "broker/core/arbiter.h"
 #include "broker/core/arbiter_session.h"
 #include "broker/core/supply_planner.h"
+#include "broker/core/turn_scheduler.h"
 
 namespace palimpsest {
 
@@ -47,6 +48,7 @@ class Arbiter::Impl {
                      absl::Time now);
   void OnRotationDone(SessionId session, RotationId rotation, absl::Time now);
   void OnReport(SessionId session, const SessionLoad& load, absl::Time now);
+  void OnTurnEnded(SessionId session, TurnId turn, absl::Time now);
   void OnDetach(SessionId session, absl::Time now);
   void OnConnectionLost(SessionId session, absl::Time now);
   void OnProcessGone(SessionId session, absl::Time now);
@@ -158,6 +160,24 @@ class Arbiter::Impl {
   // Tells sessions how fast they may restore and move blocks, where that has changed.
   void ShareLink(absl::Time now);
 
+  // arbiter_turns.cc
+  // Begins and ends turns, and ranks the sessions accordingly. Nothing in spatial sharing.
+  void HandOutTurns(absl::Time now);
+  std::vector<TurnCandidate> TurnCandidates(absl::Time now) const;
+  bool HasTurn(const Session& session) const {
+    return options_.sharing == Sharing::kTemporal && session.runs();
+  }
+  // KV slabs without which its turn is of no use: those of one sequence, while no sequence has any.
+  uint32_t RoomToRun(const Session& session) const {
+    return HasTurn(session) && session.load.kv_slabs_used == 0 ? session.config.sequence_slabs : 0;
+  }
+  // What may be taken by force for `need` slabs of parameters, when it has or will have `held`: up
+  // to its floor, and all of it during its turn, which would be of no use otherwise.
+  int64_t ForcedGap(const Session& session, uint64_t held, uint32_t need) const;
+  // It could not be given all of its parameters yet.
+  bool NextLacksMemory() const;
+  void Carry(const TurnDecision& decision, absl::Time now);
+
   // arbiter_pump.cc
   void Pump(absl::Time now);
   void DeliverWorkspaces(absl::Time now);
@@ -226,7 +246,8 @@ class Arbiter::Impl {
   std::vector<Tenant> tenants_;
   std::map<SessionId, std::unique_ptr<Session>> sessions_;
   std::vector<Session*> list_;  // sessions_ in order
-  uint32_t id_counter_ = 0;     // sessions, grants and revokes
+  TurnScheduler turns_;
+  uint32_t id_counter_ = 0;  // sessions, grants and revokes
   uint32_t ids_before_pump_ = 0;
   uint64_t sequence_ = 0;
   std::vector<Returned> returned_;  // by slab

@@ -17,7 +17,7 @@ void Arbiter::Impl::OnActivate(SessionId id, ActivateReason reason, absl::Time n
   Session* const session = FindConnected(id);
   if (session == nullptr) return;
   const bool request = reason == ActivateReason::kRequest;
-  if (request) session->last_active = now;
+  if (request && session->runs()) session->last_active = now;
   if (session->activation.has_value()) {
     session->activation->asked = true;
     if (request) session->activation->reason = MoveReason::kActivation;
@@ -346,7 +346,7 @@ void Arbiter::Impl::OnGrantMapped(SessionId id, GrantId grant_id, absl::Duration
 void Arbiter::Impl::OnReport(SessionId id, const SessionLoad& load, absl::Time now) {
   Session* const session = FindConnected(id);
   if (session == nullptr) return;
-  if (load.active || session->load.active) session->last_active = now;
+  if (session->runs() && (load.active || session->load.active)) session->last_active = now;
   session->silent_from = now + options_.report_patience;
   session->load = load;
   session->blocks.Observe(load.block_bytes, now);

@@ -7,11 +7,6 @@
 namespace palimpsest {
 namespace {
 
-// What brings the session to its floor, when `held` slabs of it are there or on their way.
-int64_t FloorGap(const Session& session, uint64_t held) {
-  return int64_t{session.config.floor_slabs} - static_cast<int64_t>(held);
-}
-
 // The plan with what it is for: parameters that come back to the session.
 SupplyPlan WithReversion(SupplyPlan plan, const Session& session, absl::Time now) {
   plan.candidates.push_back({.tenant = *session.tenant,
@@ -79,6 +74,7 @@ std::vector<Session*> Arbiter::Impl::ActivationOrder() const {
 void Arbiter::Impl::Pump(absl::Time now) {
   wake_ = absl::InfiniteFuture();
   ids_before_pump_ = id_counter_;
+  HandOutTurns(now);
   TakeQuotaExcess(now);
   UseSpareSlabs(now);
   DeliverWorkspaces(now);
@@ -86,7 +82,7 @@ void Arbiter::Impl::Pump(absl::Time now) {
   TopUpActivations(now);
   const Session* const blocked = CommitActivations(now);
   const uint32_t supply = ServeKv(blocked, now);
-  if (blocked == nullptr) {
+  if (blocked == nullptr && !NextLacksMemory()) {
     RevertLayers(Revert(supply, now), now);
   } else {
     for (Session* session : list_) {
@@ -144,10 +140,12 @@ void Arbiter::Impl::TopUpActivations(absl::Time now) {
   const Session& session = **last;
   const uint32_t need = std::min(wanted - total, claims);
   const uint64_t held = uint64_t{session.held_after_revokes()} + session.claim();
-  const SupplyRequest request{.requester = &session,
-                              .need = need,
-                              .floor_gap = FloorGap(session, held - std::min<uint64_t>(held, need)),
-                              .activation = true};
+  const SupplyRequest request{
+      .requester = &session,
+      .need = need,
+      .floor_gap = ForcedGap(session, held - std::min<uint64_t>(held, need), need),
+      .activation = true,
+      .gentle = !session.runs()};
   const SupplyPlan plan = PlanFor(request, now);
   StartRevokes(plan, session.activation->reason, now);
   LogPlan(request, plan, true, session.activation->reason, now);
@@ -160,25 +158,27 @@ const Session* Arbiter::Impl::CommitActivations(absl::Time now) {
     // Places that are still being emptied cannot be filled yet.
     if (!session->waiting() || session->parameters_revoking > 0) continue;
     if (session->rotation.in_flight.has_value()) continue;
-    if (session->SilentAt(now)) continue;
+    if (session->SilentAt(now) || session->turn == TurnRank::kWaits) continue;
     if (blocked != nullptr && !session->guaranteed()) continue;
     if (TryCommit(*session, now)) {
       DeliverActivations(now);
       continue;
     }
     WatchVictims(*session, false, now);
-    if (blocked == nullptr) blocked = session;
+    if (blocked == nullptr && session->runs()) blocked = session;
   }
   return blocked;
 }
 
 bool Arbiter::Impl::TryCommit(Session& session, absl::Time now) {
   const uint32_t covered = std::min(Supply(now), session.missing());
+  const uint32_t need = session.missing() - covered;
   const SupplyRequest request{
       .requester = &session,
-      .need = session.missing() - covered,
-      .floor_gap = FloorGap(session, uint64_t{session.held_after_revokes()} + covered),
-      .activation = true};
+      .need = need,
+      .floor_gap = ForcedGap(session, uint64_t{session.held_after_revokes()} + covered, need),
+      .activation = true,
+      .gentle = !session.runs()};
   if (request.need > 0) {
     const SupplyPlan plan = PlanFor(request, now);
     const bool enough = plan.slabs >= request.need;
@@ -205,7 +205,8 @@ void Arbiter::Impl::RefuseActivation(Session& session, const std::string& why, a
                                 " more slabs for its parameters; ", UnclaimedFree(), " are free, ",
                                 Arriving(now), " on their way and ", Claims() - session.claim(),
                                 " claimed by others: ", why),
-        .retry_after = retry_after});
+        .retry_after = retry_after,
+        .eager = session.activation->reason == MoveReason::kEager});
   }
   session.activation.reset();
 }
@@ -219,6 +220,7 @@ uint32_t Arbiter::Impl::ServeKv(const Session* blocked, absl::Time now) {
     }
   }
   std::sort(demands.begin(), demands.end(), [](const KvDemand& a, const KvDemand& b) {
+    if (a.session->turn != b.session->turn) return a.session->turn < b.session->turn;
     if (a.session->config.priority != b.session->config.priority) {
       return a.session->config.priority > b.session->config.priority;
     }
@@ -251,12 +253,16 @@ void Arbiter::Impl::ServeKvDemand(KvDemand& demand, KvPass pass, const Session* 
   // The floor keeps room for the whole image and the workspace, present or not.
   if (pass == KvPass::kFloor) {
     const uint64_t kept = uint64_t{session.image_slabs()} + session.config.workspace_slabs;
-    const int64_t room = std::max<int64_t>(FloorGap(session, kept), 0);
+    const int64_t room = std::max<int64_t>(session.FloorGap(kept), RoomToRun(session));
     goal = static_cast<uint32_t>(std::min<int64_t>(goal, room));
   }
   const uint32_t have = session.kv_after_revokes() + demand.promised;
   const uint32_t want = goal > have ? goal - have : 0;
   if (want == 0) return;
+  if (session.turn == TurnRank::kWaits && session.load.active) {
+    demand.unmet = true;
+    return;
+  }
   const bool may_pass =
       blocked == nullptr || pass == KvPass::kFloor ||
       (pass == KvPass::kNeeded && session.config.priority >= blocked->config.priority);
@@ -276,6 +282,10 @@ void Arbiter::Impl::RevokeForKv(KvDemand& demand, KvPass pass, uint32_t need, ui
                                 absl::Time now) {
   const Session& session = *demand.session;
   const bool prefetch = pass == KvPass::kPrefetch;
+  if (!session.runs()) {
+    demand.unmet = true;
+    return;
+  }
   // The reserve of a tenant without requests is filled from what is free and costs nobody anything.
   if (!session.load.active) {
     const uint32_t have = session.kv_after_revokes() + demand.promised;

@@ -22,6 +22,13 @@ namespace palimpsest {
 // period. A session ends when its process is gone, from any phase.
 enum class SessionPhase : uint8_t { kConnected, kDisconnected, kLost, kLeaving };
 
+// Who may take memory for what it runs now. In spatial sharing all run.
+enum class TurnRank : uint8_t {
+  kRuns,
+  kNext,   // its parameters may be restored ahead
+  kWaits,  // or has nothing to do
+};
+
 struct GrantInFlight {
   GrantId id;
   SlabRole role = SlabRole::kNone;
@@ -130,10 +137,12 @@ struct Session {
   uint64_t kv_sequence = 0;  // age of the demand
   bool pressure_sent = false;
 
+  TurnRank turn = TurnRank::kRuns;
   SessionLoad load;
   LinkTraffic blocks;  // KV, on the link that parameters come over
   // What the worker was told last (SendLinkLimit).
   double link_limit = 0;
+  // Temporal sharing: when it last had a turn.
   absl::Time last_active = absl::InfinitePast();
   NextUse next_use;  // of the tenant, with what its earlier sessions showed
   // When the worker counts as silent unless it reports before; not before it has reported once.
@@ -142,6 +151,7 @@ struct Session {
   std::vector<RevokeInFlight> revokes;
 
   bool connected() const { return phase == SessionPhase::kConnected; }
+  bool runs() const { return turn == TurnRank::kRuns; }
   bool SilentAt(absl::Time now) const { return silent_from <= now; }
   uint32_t image_slabs() const { return static_cast<uint32_t>(parameters.size()); }
   uint32_t parameters_held() const { return parameters_granted + parameters_revoking; }
@@ -214,14 +224,19 @@ struct Session {
   // Its parameters are part of its floor, so that an activation can always be covered: from what
   // others hold above their floors and from its own KV.
   bool guaranteed() const { return config.floor_slabs > 0; }
+  // What brings it to its floor, when `held` slabs of it are there or on their way.
+  int64_t FloorGap(uint64_t held) const {
+    return int64_t{config.floor_slabs} - static_cast<int64_t>(held);
+  }
   uint32_t AboveFloor() const {
     return held_after_revokes() > config.floor_slabs ? held_after_revokes() - config.floor_slabs
                                                      : 0;
   }
 };
 
-// Whether a's activation goes before b's: priority, then age.
+// Whether a's activation goes before b's: the turn, priority, then age.
 inline bool ActivatesBefore(const Session& a, const Session& b) {
+  if (a.turn != b.turn) return a.turn < b.turn;
   if (a.config.priority != b.config.priority) return a.config.priority > b.config.priority;
   return a.activation->sequence < b.activation->sequence;
 }

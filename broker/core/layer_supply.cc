@@ -18,9 +18,9 @@ bool Rotatable(const Session& session) {
 
 // The tenant runs, all of its parameters are there or rotate, and nothing moves.
 bool MayGive(const Session& session, absl::Time now) {
-  return !session.config.pinned && session.load.active && !session.SilentAt(now) &&
-         session.missing() == 0 && session.ParametersAtRest() && session.rotation.spare() == 0 &&
-         now >= session.irrevocable_until;
+  return !session.config.pinned && session.load.active && session.runs() &&
+         !session.SilentAt(now) && session.missing() == 0 && session.ParametersAtRest() &&
+         session.rotation.spare() == 0 && now >= session.irrevocable_until;
 }
 
 RotationCost WholeLinkCost(const Session& session, const SupplyRules& rules) {

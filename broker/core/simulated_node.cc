@@ -277,6 +277,30 @@ void SimulatedNode::Do(const SendLinkLimit& limit) {
   found->second.link_limit = limit.bytes_per_second;
 }
 
+void SimulatedNode::Do(const SendTakeTurn& turn) {
+  absl::StrAppend(&log_, "turn ", turn.session.value(), " ", turn.turn.value(), "\n");
+  const auto found = workers_.find(turn.session);
+  if (found == workers_.end() || found->second.killed || !found->second.connected) {
+    return Problem("a turn for a session that is not connected");
+  }
+  for (const auto& [session, other] : workers_) {
+    if (other.turn.has_value() && other.connected) Problem("two have a turn");
+  }
+  found->second.turn = turn.turn;
+  found->second.turn_ending = false;
+  ++found->second.turns;
+}
+
+void SimulatedNode::Do(const SendEndTurn& turn) {
+  absl::StrAppend(&log_, "end turn ", turn.session.value(), "\n");
+  const auto found = workers_.find(turn.session);
+  if (found == workers_.end() || found->second.turn != turn.turn || found->second.turn_ending) {
+    return Problem("a turn is asked back from one that does not have it");
+  }
+  if (turn.deadline <= now_) Problem("no time to end a turn");
+  found->second.turn_ending = true;
+}
+
 void SimulatedNode::Do(const KillProcess& kill) {
   absl::StrAppend(&log_, "kill ", kill.session.value(), " ", kill.why, "\n");
   const auto found = workers_.find(kill.session);
@@ -345,6 +369,8 @@ absl::Status SimulatedNode::Reattach(SimulatedWorker& worker) {
   worker.link_limit = 0;
   std::vector<HeldSlab> held;
   for (const auto& [slab, entry] : worker.held) held.push_back(entry);
+  worker.turn.reset();
+  worker.turn_ending = false;
   // Connected before the call, because answers of it arrive with Drain.
   worker.connected = true;
   const absl::Status status =
@@ -468,6 +494,13 @@ void SimulatedNode::AnswerRevokeWith(SimulatedWorker& worker, RevokeId revoke,
   Drain();
 }
 
+void SimulatedNode::AnswerEndTurn(SimulatedWorker& worker) {
+  const TurnId turn = *std::exchange(worker.turn, std::nullopt);
+  worker.turn_ending = false;
+  arbiter_->OnTurnEnded(worker.session, turn, now_);
+  Drain();
+}
+
 void SimulatedNode::ReleaseKv(SimulatedWorker& worker, uint32_t count) {
   std::vector<SlabId> slabs = worker.Slabs(SlabRole::kKv);
   slabs.resize(std::min<size_t>(slabs.size(), count));
@@ -561,7 +594,9 @@ void SimulatedNode::Advance(absl::Duration duration) {
       now_ = end;
     }
     for (const auto& [session, worker] : workers_) {
-      if (worker.activation_deadline.has_value() && *worker.activation_deadline <= now_) {
+      // Under temporal sharing it counts from the turn's begin, which this account does not know.
+      if (options_.sharing == Sharing::kSpatial && worker.activation_deadline.has_value() &&
+          *worker.activation_deadline <= now_) {
         Problem("an activation waits past its deadline");
       }
     }
@@ -593,6 +628,10 @@ void SimulatedNode::Settle() {
       }
       while (worker.connected && !worker.killed && !worker.rotations.empty()) {
         FinishRotation(worker);
+        moved = true;
+      }
+      if (worker.connected && !worker.killed && worker.turn_ending) {
+        AnswerEndTurn(worker);
         moved = true;
       }
     }

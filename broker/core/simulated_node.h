@@ -48,6 +48,10 @@ struct SimulatedWorker {
   std::deque<SendSetRotation> rotations;  // received, not carried out
   // What its memory is mapped for.
   Rotation rotation;
+  // Temporal sharing: the turn it has, and whether it was asked back.
+  std::optional<TurnId> turn;
+  bool turn_ending = false;
+  int turns = 0;
   // It had all of its parameters, rotating or not, once since it last attached or returned.
   bool was_complete = false;
   // The last parameters mapped: when, and how long they may not be revoked.
@@ -101,6 +105,7 @@ class SimulatedNode {
   void FinishRotation(SimulatedWorker& worker);
   // Carries it out, but the answer is lost with the connection.
   void FinishRotationAndLoseConnection(SimulatedWorker& worker);
+  void AnswerEndTurn(SimulatedWorker& worker);
   void ReleaseKv(SimulatedWorker& worker, uint32_t count);
   void Detach(SimulatedWorker& worker);
   void LoseConnection(SimulatedWorker& worker);
@@ -144,6 +149,8 @@ class SimulatedNode {
   void Do(const SendActivateRefused& refused);
   void Do(const SendKvPressure& pressure);
   void Do(const SendLinkLimit& limit);
+  void Do(const SendTakeTurn& turn);
+  void Do(const SendEndTurn& turn);
   void Do(const KillProcess& kill);
   void Do(const CleanSlabs& clean);
   void Do(const SessionEnded& ended);

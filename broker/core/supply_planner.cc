@@ -31,9 +31,9 @@ std::optional<RemapOutcome> Obstacle(const Session& session, absl::Time now) {
 }
 
 // Nobody runs on these parameters: the tenant has nothing to do, or cannot run for lack of some and
-// does not wait for them, or hangs.
+// does not wait for them, or hangs, or has no turn.
 bool Idle(const Session& session, absl::Time now) {
-  if (session.SilentAt(now)) return true;
+  if (session.SilentAt(now) || !session.runs()) return true;
   if (session.activation.has_value()) return false;
   return !session.load.active || session.missing() > 0;
 }
@@ -59,6 +59,7 @@ class Planner {
         request_.need);
     TakeSurplus(RemapRule::kCachedKv);
     TakeKvOfSilent();
+    if (request_.gentle) return std::move(plan_);
     TakeLayers();
     TakeKvByForce();
     if (request_.activation) {

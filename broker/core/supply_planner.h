@@ -25,6 +25,8 @@ struct SupplyRequest {
   int64_t floor_gap = 0;
   // For parameters: its own KV may go, and the parameters of activations that wait behind it.
   bool activation = false;
+  // Its turn has not begun: nothing is taken by force.
+  bool gentle = false;
   // For KV above what is needed: it leaves alone the parameters of tenants that were active after
   // this instant, and what running sequences of others need.
   bool prefetch = false;

@@ -375,6 +375,8 @@ void Broker::Apply(Session& from, const WorkerEvent& event, absl::Time now) {
     Answer(from, *peer);
   } else if (const auto* load = std::get_if<SessionLoad>(&event)) {
     arbiter_.OnReport(session, *load, now);
+  } else if (const auto* ended = std::get_if<TurnEndedEvent>(&event)) {
+    arbiter_.OnTurnEnded(session, ended->turn, now);
   } else {
     arbiter_.OnDetach(session, now);
   }

@@ -72,6 +72,8 @@ class Broker : public DescriptorDelegate {
     uint32_t peer_slabs = 0;
     int peer_gpu = 0;
     std::vector<bool> peer_images;
+    // By tenant; BrokerTenant.hibernate_after. May be empty: never.
+    std::vector<absl::Duration> hibernate_after;
     // How long the descriptors of a grant or an image can be fetched.
     absl::Duration token_lifetime = absl::Seconds(30);
     // How slabs that come back are cleaned: replaced, or zeroed in place (workers are trusted).
@@ -242,6 +244,8 @@ class Broker : public DescriptorDelegate {
   void Perform(const Work& work, const CleanSlabs& clean);
   void Perform(const Work& work, const SessionEnded& ended);
   void Perform(const Work& work, const TransferFinished& transfer);
+  void Perform(const Work& work, const SendTakeTurn& turn);
+  void Perform(const Work& work, const SendEndTurn& turn);
   void SlabsClean(absl::Span<const SlabId> slabs);
   const std::string& TenantName(TenantId tenant) const {
     return options_.tenants[tenant.value()].name;

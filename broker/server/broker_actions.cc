@@ -177,6 +177,11 @@ void Broker::Do(const Work& work, const SendAttached& attached) {
   out.set_preemption(options_.memory_policy == MemoryPolicy::kSwap ? v1::PREEMPTION_SWAP
                                                                    : v1::PREEMPTION_RECOMPUTE);
   out.set_image_bytes_per_second(ImageBytesPerSecond());
+  out.set_turns(options_.arbiter.sharing == Sharing::kTemporal);
+  if (!options_.hibernate_after.empty()) {
+    out.set_hibernate_after_seconds(
+        absl::ToDoubleSeconds(options_.hibernate_after[session.tenant->value()]));
+  }
   *out.mutable_image() = attached.image->manifest;
   if (attached.send_image) {
     const Token token =
@@ -268,6 +273,8 @@ void Broker::Perform(const Work& work, const SendActivateRefused& refused) {
   message.mutable_activate_refused()->set_message(refused.message);
   message.mutable_activate_refused()->set_retry_after_seconds(
       absl::ToDoubleSeconds(refused.retry_after));
+  message.mutable_activate_refused()->set_reason(refused.eager ? v1::Activate::REASON_EAGER
+                                                               : v1::Activate::REASON_REQUEST);
   work.stream->Send(std::move(message));
 }
 
@@ -308,6 +315,24 @@ void Broker::Perform(const Work&, const TransferFinished& transfer) {
   parts_.metrics.Moved(transfer, TenantName(transfer.tenant));
 }
 
+void Broker::Perform(const Work& work, const SendTakeTurn& turn) {
+  parts_.metrics.TurnBegan(turn, work.session->tenant_name);
+  if (work.stream == nullptr) return;
+  v1::BrokerMessage message;
+  message.mutable_take_turn()->set_turn_id(turn.turn.value());
+  message.mutable_take_turn()->set_quantum_seconds(absl::ToDoubleSeconds(turn.quantum));
+  work.stream->Send(std::move(message));
+}
+
+void Broker::Perform(const Work& work, const SendEndTurn& turn) {
+  if (work.stream == nullptr) return;
+  v1::BrokerMessage message;
+  message.mutable_end_turn()->set_turn_id(turn.turn.value());
+  message.mutable_end_turn()->set_deadline_seconds(
+      absl::ToDoubleSeconds(std::max(turn.deadline - parts_.clock.Now(), absl::ZeroDuration())));
+  work.stream->Send(std::move(message));
+}
+
 void Broker::SlabsClean(absl::Span<const SlabId> slabs) {
   std::vector<journal::Record> records;
   {
@@ -343,6 +368,7 @@ v1::GetStatusResponse Broker::Status() {
   out.set_slab_pieces(static_cast<uint32_t>(parts_.device.pieces()));
   out.set_peer_slabs(peers_.slabs());
   out.set_peer_slabs_free(peers_.free());
+  out.set_sharing(options_.arbiter.sharing == Sharing::kTemporal ? "temporal" : "spatial");
   for (uint32_t i = 0; i < snapshot.tenants.size(); ++i) {
     FillTenant(snapshot.tenants[i], TenantId(i), *out.add_tenants());
   }
@@ -402,6 +428,8 @@ void Broker::FillTenant(const TenantSnapshot& tenant, TenantId id, v1::TenantMem
   out.set_activation_waiting(tenant.activation_waiting);
   out.set_kv_target_slabs(tenant.kv_target_slabs);
   out.set_link_limit_bytes_per_second(tenant.link_limit);
+  out.set_has_turn(tenant.has_turn);
+  out.set_waits_for_turn(tenant.waits_for_turn);
   out.set_fingerprint(absl::BytesToHexString(parts_.images.Fingerprint(id)));
   if (!tenant.session.has_value()) return;
   out.set_peer_image_slabs(peers_.Held(*tenant.session));

@@ -67,6 +67,8 @@ BrokerTenant ReadTenant(ConfigReader& reader, const BrokerConfig& config) {
   }
   tenant.priority = static_cast<int32_t>(reader.Int("priority", -1000, 1000, 0));
   tenant.pin = reader.Bool("pin", false);
+  tenant.hibernate_after = reader.Duration("hibernate_after", absl::ZeroDuration(),
+                                           absl::Hours(24 * 365), absl::ZeroDuration());
   tenant.floor = reader.Size("floor", Bytes(0), pool_bytes, Bytes(0));
   tenant.quota = reader.Size("quota", Bytes(1), pool_bytes, pool_bytes);
   return tenant;
@@ -99,6 +101,10 @@ ArbiterOptions ReadPolicy(ConfigReader& policy) {
   out.residence_restores = policy.Double("residence_restores", 0.0, 1000.0, out.residence_restores);
   out.prefetch_grace = duration("prefetch_grace", out.prefetch_grace);
   out.report_patience = duration("report_patience", out.report_patience);
+  out.sharing = policy.Choice<Sharing>(
+      "sharing", {{"spatial", Sharing::kSpatial}, {"temporal", Sharing::kTemporal}}, out.sharing);
+  out.quantum = duration("quantum", out.quantum);
+  out.turn_deadline = duration("turn_deadline", out.turn_deadline);
   out.kv_step_slabs =
       static_cast<uint32_t>(policy.Int("kv_step_slabs", 1, kMaxPoolSlabs, out.kv_step_slabs));
   out.reversion_delay = duration("reversion_delay", out.reversion_delay);

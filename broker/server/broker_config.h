@@ -38,6 +38,8 @@ struct BrokerTenant {
   bool peer_image = false;
   int32_t priority = 0;
   bool pin = false;
+  // Time without requests after which its worker's process ends; zero: never.
+  absl::Duration hibernate_after;
   Bytes floor;
   Bytes quota;
 };

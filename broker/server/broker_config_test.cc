@@ -117,13 +117,37 @@ TEST(ReadBrokerConfig, ReadsHowLayersRotate) {
 
 TEST(ReadBrokerConfig, ReadsPolicy) {
   const auto config = Read(absl::StrCat(
-      "policy: {revoke_deadline: 3s, hysteresis: 0.5, report_patience: 7s, victims: lru}\n", kHead,
-      kTenant));
+      "policy: {revoke_deadline: 3s, hysteresis: 0.5, report_patience: 7s, victims: lru, "
+      "sharing: temporal, quantum: 500ms, turn_deadline: 4s}\n",
+      kHead, kTenant));
   ASSERT_TRUE(config.ok()) << config.status();
   EXPECT_EQ(config->policy.revoke_deadline, absl::Seconds(3));
   EXPECT_EQ(config->policy.reversion_hysteresis, 0.5);
   EXPECT_EQ(config->policy.report_patience, absl::Seconds(7));
   EXPECT_EQ(config->policy.victims, VictimPolicy::kLru);
+  EXPECT_EQ(config->policy.sharing, Sharing::kTemporal);
+  EXPECT_EQ(config->policy.quantum, absl::Milliseconds(500));
+  EXPECT_EQ(config->policy.turn_deadline, absl::Seconds(4));
+  EXPECT_EQ(Read(absl::StrCat(kHead, kTenant))->policy.sharing, Sharing::kSpatial);
+  EXPECT_THAT(Refusal(absl::StrCat("policy: {sharing: both}\n", kHead, kTenant)),
+              HasSubstr("sharing"));
+}
+
+TEST(ReadBrokerConfig, PrintsHowTenantsShareAndWhenTheySleep) {
+  auto yaml =
+      YamlConfig::Parse(absl::StrCat(kHead, kTenant, "    hibernate_after: 90s\n"), "b.yaml");
+  ASSERT_TRUE(yaml.ok()) << yaml.status();
+  const auto config = ReadBrokerConfig(*yaml, "default-packer");
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_EQ(config->tenants[0].hibernate_after, absl::Seconds(90));
+  const std::string printed = yaml->EffectiveYaml();
+  for (const char* line :
+       {"sharing: spatial", "quantum: 2s", "turn_deadline: 10s", "hibernate_after: "}) {
+    EXPECT_THAT(printed, HasSubstr(line));
+  }
+  EXPECT_EQ(Read(absl::StrCat(kHead, kTenant))->tenants[0].hibernate_after, absl::ZeroDuration());
+  EXPECT_THAT(Refusal(absl::StrCat(kHead, kTenant, "    hibernate_after: -1s\n")),
+              HasSubstr("hibernate_after"));
 }
 
 TEST(ReadBrokerConfig, ReadsMemoryPolicy) {

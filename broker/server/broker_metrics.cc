@@ -46,6 +46,12 @@ void BrokerMetrics::Moved(const TransferFinished& transfer, const std::string& t
   }
 }
 
+void BrokerMetrics::TurnBegan(const SendTakeTurn& turn, const std::string& tenant) {
+  metrics_.Counter<"palimpsest_broker_turns_total">(tenant).Increment();
+  metrics_.Histogram<"palimpsest_broker_turn_wait_seconds">(tenant).Observe(
+      absl::ToDoubleSeconds(turn.waited));
+}
+
 void BrokerMetrics::KvPressure(const std::string& tenant) {
   metrics_.Counter<"palimpsest_broker_kv_pressure_total">(tenant).Increment();
 }

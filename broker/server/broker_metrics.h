@@ -30,6 +30,7 @@ class BrokerMetrics {
 
   void Attached(AttachOutcome outcome);
   void Moved(const TransferFinished& transfer, const std::string& tenant);
+  void TurnBegan(const SendTakeTurn& turn, const std::string& tenant);
   void KvPressure(const std::string& tenant);
   void ActivationRefused(const std::string& tenant);
   void RevokeDeadlineMissed(const std::string& tenant);

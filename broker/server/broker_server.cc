@@ -110,6 +110,7 @@ absl::StatusOr<PoolPlan> PlanPool(const BrokerConfig& config) {
     plan.tenants.push_back(ConfigUnder(config.memory_policy, demand));
     plan.image_slabs.push_back(demand.image_slabs);
     plan.context_allowance.push_back(tenant.context);
+    plan.hibernate_after.push_back(tenant.hibernate_after);
     images[{tenant.model.folder, tenant.model.dummy_seed}] = WholeImageBytes(*manifest);
     demands.push_back(std::move(demand));
   }
@@ -248,6 +249,7 @@ absl::Status BrokerServer::OpenState(const PoolPlan& plan,
                           .tenants = plan.tenants,
                           .image_slabs = plan.image_slabs,
                           .context_allowance = plan.context_allowance,
+                          .hibernate_after = plan.hibernate_after,
                           .token_lifetime = config_.token_lifetime};
   if (config_.peer.has_value()) {
     options.peer_slabs = PeerSlabs();

@@ -37,6 +37,7 @@ struct PoolPlan {
   std::vector<TenantConfig> tenants;
   std::vector<uint32_t> image_slabs;
   std::vector<Bytes> context_allowance;
+  std::vector<absl::Duration> hibernate_after;
   // Of all images, those with equal folders counted once.
   Bytes image_bytes;
 };

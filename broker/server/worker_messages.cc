@@ -160,6 +160,8 @@ absl::StatusOr<WorkerEvent> ParseWorkerMessage(const v1::WorkerMessage& message,
       return CheckedMapped(message.grant_mapped());
     case v1::WorkerMessage::kReport:
       return CheckedLoad(message.report());
+    case v1::WorkerMessage::kTurnEnded:
+      return TurnEndedEvent{TurnId(message.turn_ended().turn_id())};
     case v1::WorkerMessage::kDetach:
       return DetachEvent{};
     case v1::WorkerMessage::kRotationDone:

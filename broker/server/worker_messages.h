@@ -44,11 +44,14 @@ struct PeerImageEvent {
   PeerImageId id;
   uint32_t slabs = 0;
 };
+struct TurnEndedEvent {
+  TurnId turn;
+};
 struct DetachEvent {};
 
 using WorkerEvent =
     std::variant<ActivateEvent, KvTargetEvent, RevokeDoneEvent, ReleaseKvEvent, GrantMappedEvent,
-                 RotationDoneEvent, PeerImageEvent, SessionLoad, DetachEvent>;
+                 RotationDoneEvent, PeerImageEvent, SessionLoad, TurnEndedEvent, DetachEvent>;
 
 // Any message but Attach, which is legal only as the first one. Slabs are of the pool and named
 // once; durations are between 0 and a day; counts at most 2^24.

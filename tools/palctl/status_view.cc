@@ -57,6 +57,8 @@ json TenantJson(const v1::TenantMemory& t) {
           {"revokes_in_flight", t.revokes_in_flight()},
           {"activation_waiting", t.activation_waiting()},
           {"kv_target_slabs", t.kv_target_slabs()},
+          {"has_turn", t.has_turn()},
+          {"waits_for_turn", t.waits_for_turn()},
           {"fingerprint", t.fingerprint()}};
 }
 
@@ -89,6 +91,7 @@ json RouterTenantJson(const v1::GetTenantStatusResponse& t) {
 
 std::string TenantState(const v1::TenantMemory& t) {
   if (!t.attached()) return "no worker";
+  if (t.waits_for_turn()) return "waits for its turn";
   if (t.activation_waiting()) return "waits for memory";
   return t.load().active() ? "active" : "idle";
 }

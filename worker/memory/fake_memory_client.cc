@@ -99,6 +99,22 @@ RotationId FakeMemoryClient::SetRotation(const Rotation& rotation) {
   return id;
 }
 
+void FakeMemoryClient::ConnectWithTurns(bool reattached) {
+  Push(BrokerConnected{.reattached = reattached, .turns = true});
+}
+
+TurnId FakeMemoryClient::BeginTurn() {
+  TurnId id;
+  {
+    MutexLock lock(&mutex_);
+    id = TurnId(next_turn_++);
+  }
+  Push(TurnBegun{id, absl::Seconds(1)});
+  return id;
+}
+
+void FakeMemoryClient::EndTurn(TurnId turn) { Push(TurnEnding{turn, absl::InfiniteFuture()}); }
+
 void FakeMemoryClient::RefuseActivation(const std::string& message, absl::Duration retry_after) {
   Push(ActivationRefused{message, retry_after});
 }
@@ -111,6 +127,11 @@ void FakeMemoryClient::FailStage(int stage) {
 std::map<RevokeId, std::vector<RegionIndex>> FakeMemoryClient::finished_revokes() const {
   MutexLock lock(&mutex_);
   return finished_;
+}
+
+std::vector<TurnId> FakeMemoryClient::finished_turns() const {
+  MutexLock lock(&mutex_);
+  return finished_turns_;
 }
 
 int32_t FakeMemoryClient::target() const {
@@ -241,6 +262,12 @@ void FakeMemoryClient::SettleOldestRotation() {
 void FakeMemoryClient::VoidRotations() {
   MutexLock lock(&mutex_);
   for (const auto& [id, rotation] : rotations_) void_.insert(id);
+}
+
+void FakeMemoryClient::FinishTurn(TurnId id) {
+  before_give_();
+  MutexLock lock(&mutex_);
+  finished_turns_.push_back(id);
 }
 
 void FakeMemoryClient::ReleaseKv(absl::Span<const RegionIndex> indexes) {

@@ -47,6 +47,10 @@ class FakeMemoryClient : public MemoryClient, public ParameterGate {
   void SettleOldestRotation();
   // Those that are wanted are void.
   void VoidRotations();
+  // As in temporal sharing from here on.
+  void ConnectWithTurns(bool reattached = false);
+  TurnId BeginTurn();
+  void EndTurn(TurnId turn);
   void RefuseActivation(const std::string& message, absl::Duration retry_after);
   // Lets AwaitStage(stage) fail from now on; -1: none.
   void FailStage(int stage);
@@ -56,6 +60,7 @@ class FakeMemoryClient : public MemoryClient, public ParameterGate {
 
   // What the engine did.
   std::map<RevokeId, std::vector<RegionIndex>> finished_revokes() const;
+  std::vector<TurnId> finished_turns() const;
   int32_t target() const;
   int32_t needed() const;
   std::vector<ActivationReason> activations() const;
@@ -74,6 +79,7 @@ class FakeMemoryClient : public MemoryClient, public ParameterGate {
   void FinishKvRevoke(RevokeId id, absl::Span<const RegionIndex> indexes) override;
   void FinishParameterRevoke(RevokeId id) override;
   void FinishRotation(RotationId id) override;
+  void FinishTurn(TurnId id) override;
   void ReleaseKv(absl::Span<const RegionIndex> indexes) override;
   void SendReport(const WorkerLoad& load) override;
   ParameterGate& gate() override { return *this; }
@@ -104,6 +110,8 @@ class FakeMemoryClient : public MemoryClient, public ParameterGate {
   std::set<RotationId> void_ ABSL_GUARDED_BY(mutex_);                 // of those
   bool hold_rotations_ ABSL_GUARDED_BY(mutex_) = false;
   std::vector<RotationSettled> held_ ABSL_GUARDED_BY(mutex_);
+  uint64_t next_turn_ ABSL_GUARDED_BY(mutex_) = 1;
+  std::vector<TurnId> finished_turns_ ABSL_GUARDED_BY(mutex_);
   bool parameters_ ABSL_GUARDED_BY(mutex_) = true;
   bool gate_open_ ABSL_GUARDED_BY(mutex_) = true;
   int failing_stage_ ABSL_GUARDED_BY(mutex_) = -1;

@@ -159,6 +159,7 @@ absl::Status GrpcMemoryClient::Start(std::shared_ptr<BrokerConnection> connectio
   slab_bytes_ = Bytes(static_cast<int64_t>(attached.slab_bytes()));
   quota_slabs_ = static_cast<int32_t>(std::min(attached.quota_slabs(), attached.pool_slabs()));
   swaps_ = attached.preemption() == v1::PREEMPTION_SWAP;
+  hibernate_after_ = absl::Seconds(std::max(attached.hibernate_after_seconds(), 0.0));
 
   absl::StatusOr<UniqueFd> image = connection->FetchImage(attached.image_token());
   if (!image.ok()) return image.status();
@@ -399,6 +400,15 @@ void GrpcMemoryClient::FinishRotation(RotationId id) {
   changed_.SignalAll();
 }
 
+void GrpcMemoryClient::FinishTurn(TurnId id) {
+  MutexLock lock(&mu_);
+  if (ending_turn_ != id) return;  // asked for in a session that is over
+  ending_turn_.reset();
+  v1::WorkerMessage message;
+  message.mutable_turn_ended()->set_turn_id(id.value());
+  Send(std::move(message));
+}
+
 void GrpcMemoryClient::ReleaseKv(absl::Span<const RegionIndex> indexes) {
   if (indexes.empty()) return;
   MutexLock lock(&mu_);
@@ -409,6 +419,7 @@ void GrpcMemoryClient::ReleaseKv(absl::Span<const RegionIndex> indexes) {
 void GrpcMemoryClient::SendReport(const WorkerLoad& load) {
   MutexLock lock(&mu_);
   if (load_ == load) return;
+  if (!load_.has_value() || load_->active != load.active) load_time_ = absl::InfinitePast();
   load_ = load;
   load_sent_ = false;
   changed_.SignalAll();

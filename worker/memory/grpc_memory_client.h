@@ -108,6 +108,8 @@ class GrpcMemoryClient : public MemoryClient {
   int32_t quota_slabs() const { return quota_slabs_; }
   // Whether the KV of preempted sequences is to go to host memory (Attached.preemption).
   bool swaps() const { return swaps_; }
+  // Time without requests after which the process should end; zero: never.
+  absl::Duration hibernate_after() const { return hibernate_after_; }
   // Memories that the model is spread over (MemoryBackend::ranks).
   int ranks() const { return backend_.ranks(); }
   // For ModelMemory: fixed addresses, on the GPU of that rank.
@@ -135,6 +137,7 @@ class GrpcMemoryClient : public MemoryClient {
   void FinishKvRevoke(RevokeId id, absl::Span<const RegionIndex> indexes) override;
   void FinishParameterRevoke(RevokeId id) override;
   void FinishRotation(RotationId id) override;
+  void FinishTurn(TurnId id) override;
   void ReleaseKv(absl::Span<const RegionIndex> indexes) override;
   void SendReport(const WorkerLoad& load) override;
   ParameterGate& gate() override { return *gate_; }
@@ -231,6 +234,7 @@ class GrpcMemoryClient : public MemoryClient {
   absl::Status HandleRevoke(const v1::Revoke& revoke);
   absl::Status HandleSetRotation(const v1::SetRotation& message);
   v1::WorkerMessage ReportMessage() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void HandleEndTurn(const v1::EndTurn& turn);
   void WriterLoop();
   std::optional<v1::WorkerMessage> NextMessage(absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Send(v1::WorkerMessage message) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -290,6 +294,7 @@ class GrpcMemoryClient : public MemoryClient {
   Bytes slab_bytes_;
   int32_t quota_slabs_ = 0;
   bool swaps_ = false;
+  absl::Duration hibernate_after_;
   std::unique_ptr<SlabRegion> parameters_;
   std::unique_ptr<SlabRegion> kv_;
   std::unique_ptr<SlabRegion> workspace_;
@@ -312,6 +317,7 @@ class GrpcMemoryClient : public MemoryClient {
   SessionId session_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_map<RevokeId, PendingRevoke> revokes_ ABSL_GUARDED_BY(mu_);
   std::optional<Rotate> wanted_rotation_ ABSL_GUARDED_BY(mu_);  // the engine finishes it
+  std::optional<TurnId> ending_turn_ ABSL_GUARDED_BY(mu_);
   std::deque<v1::WorkerMessage> outgoing_ ABSL_GUARDED_BY(mu_);
 
   // What the engine wants.

@@ -84,6 +84,22 @@ TEST_F(GrpcMemoryClientTest, RefusedActivationIsReportedAndCanBeRepeated) {
   broker_.Await(Case::kActivate);
 }
 
+TEST_F(GrpcMemoryClientTest, RefusalOfAnEagerActivationIsNoneOfWhatRequestsAskedForMeanwhile) {
+  Connect();
+  client_->RequestActivation(ActivationReason::kEager);
+  broker_.Await(Case::kActivate);
+  client_->RequestActivation(ActivationReason::kRequest);
+  broker_.Await(Case::kActivate);
+  v1::BrokerMessage message;
+  message.mutable_activate_refused()->set_message("not for nobody");
+  message.mutable_activate_refused()->set_reason(v1::Activate::REASON_EAGER);
+  broker_.Send(message);
+  message.mutable_activate_refused()->set_message("not now");
+  message.mutable_activate_refused()->set_reason(v1::Activate::REASON_REQUEST);
+  broker_.Send(message);
+  EXPECT_EQ(AwaitEvent<ActivationRefused>().message, "not now");
+}
+
 TEST_F(GrpcMemoryClientTest, RevokedStagesCloseAtOnceAndComeBack) {
   Connect();
   Activate();

@@ -70,8 +70,8 @@ struct RotationSettled {
 // Every stage is restored, or on its way so that AwaitStage will let a step through.
 struct ParametersComing {};
 
-// The activation found no memory before its deadline. Requests that have streamed nothing should
-// fail with UNAVAILABLE and this retry hint.
+// The activation for requests found no memory before its deadline. Those that have streamed nothing
+// should fail with UNAVAILABLE and this retry hint.
 struct ActivationRefused {
   std::string message;
   absl::Duration retry_after;
@@ -82,8 +82,23 @@ struct KvPressureSeen {
   int32_t target_slabs = 0;
 };
 
+// Temporal sharing: steps may be submitted from now on, until FinishTurn.
+struct TurnBegun {
+  TurnId id;
+  absl::Duration quantum;
+};
+
+// Another tenant is to have its turn. Submit nothing more, and answer with FinishTurn once no step
+// is in flight.
+struct TurnEnding {
+  TurnId id;
+  absl::Time deadline;
+};
+
 struct BrokerConnected {
   bool reattached = false;
+  // Temporal sharing: there is no turn until TurnBegun comes, whatever was before.
+  bool turns = false;
 };
 struct BrokerLost {
   std::string reason;
@@ -91,7 +106,8 @@ struct BrokerLost {
 
 using MemoryEvent =
     std::variant<KvMapped, KvRevoked, ParametersRevoked, RotationWanted, RotationSettled,
-                 ParametersComing, ActivationRefused, KvPressureSeen, BrokerConnected, BrokerLost>;
+                 ParametersComing, ActivationRefused, KvPressureSeen, TurnBegun, TurnEnding,
+                 BrokerConnected, BrokerLost>;
 
 enum class ActivationReason { kRequest, kEager };
 
@@ -159,10 +175,13 @@ class MemoryClient {
   // that stages own again go on behind the gate.
   virtual void FinishRotation(RotationId id) = 0;
 
+  // Answers TurnEnding.
+  virtual void FinishTurn(TurnId id) = 0;
+
   // Unmaps KV slabs and gives them back unasked.
   virtual void ReleaseKv(absl::Span<const RegionIndex> indexes) = 0;
 
-  // Rate-limited and deduplicated inside.
+  // Rate-limited, but for changes of `active`, and deduplicated inside.
   virtual void SendReport(const WorkerLoad& load) = 0;
 
   virtual ParameterGate& gate() = 0;

@@ -108,6 +108,7 @@ void GrpcMemoryClient::EndSession(const absl::Status& reason) {
     }
     revokes_.clear();
     wanted_rotation_.reset();
+    ending_turn_.reset();
     RestoreTask rest;  // what was mapped and passed over because it was revoked
     for (uint32_t i = 0; i < slabs_->size(); ++i) {
       if (slabs_->state(RegionIndex(i)) == ParameterSlabs::State::kMapped) {
@@ -191,7 +192,7 @@ void GrpcMemoryClient::SessionAttached(const v1::Attached& attached, bool reatta
   load_sent_ = false;
   load_time_ = absl::InfinitePast();
   if (activation_.has_value()) SendActivation();
-  Push(BrokerConnected{reattached});
+  Push(BrokerConnected{reattached, attached.turns()});
   changed_.SignalAll();
   if (instruments_.connected != nullptr) {
     instruments_.connected->Set(1);
@@ -214,8 +215,12 @@ absl::Status GrpcMemoryClient::Handle(v1::BrokerMessage message) {
     case v1::BrokerMessage::kPeerImage:
       return HandlePeerImage(message.peer_image());
     case v1::BrokerMessage::kActivateRefused: {
+      const bool eager = message.activate_refused().reason() == v1::Activate::REASON_EAGER;
       MutexLock lock(&mu_);
+      // The one for requests, sent meanwhile, is answered by itself.
+      if (eager && activation_ == ActivationReason::kRequest) return absl::OkStatus();
       activation_.reset();
+      if (eager) return absl::OkStatus();
       Push(ActivationRefused{message.activate_refused().message(),
                              Seconds(message.activate_refused().retry_after_seconds())});
       return absl::OkStatus();
@@ -232,6 +237,15 @@ absl::Status GrpcMemoryClient::Handle(v1::BrokerMessage message) {
       pacer_.SetLimit(limit);
       return absl::OkStatus();
     }
+    case v1::BrokerMessage::kTakeTurn: {
+      MutexLock lock(&mu_);
+      Push(TurnBegun{TurnId(message.take_turn().turn_id()),
+                     Seconds(message.take_turn().quantum_seconds())});
+      return absl::OkStatus();
+    }
+    case v1::BrokerMessage::kEndTurn:
+      HandleEndTurn(message.end_turn());
+      return absl::OkStatus();
     case v1::BrokerMessage::kImageProgress:
       return absl::OkStatus();
     case v1::BrokerMessage::kAttached:
@@ -328,6 +342,13 @@ absl::Status GrpcMemoryClient::HandleSetRotation(const v1::SetRotation& message)
   Push(RotationWanted{rotate.id, rotate.rotation, deadline});
   wanted_rotation_ = std::move(rotate);
   return absl::OkStatus();
+}
+
+void GrpcMemoryClient::HandleEndTurn(const v1::EndTurn& turn) {
+  const TurnId id(turn.turn_id());
+  MutexLock lock(&mu_);
+  ending_turn_ = id;
+  Push(TurnEnding{id, MonotonicNow() + Seconds(turn.deadline_seconds())});
 }
 
 void GrpcMemoryClient::Send(v1::WorkerMessage message) {

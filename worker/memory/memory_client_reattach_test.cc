@@ -88,6 +88,33 @@ TEST_F(MemoryClientReattachTest, OpenRevokesAreVoidWhenTheBrokerIsLost) {
   EXPECT_TRUE(AwaitAllStages().ok());
 }
 
+TEST_F(MemoryClientReattachTest, TurnsArePassedOnAndOldOnesAreNotAnswered) {
+  broker_.set_turns(true);
+  Connect();
+  EXPECT_TRUE(AwaitEvent<BrokerConnected>().turns);
+  broker_.TakeTurn(7);
+  EXPECT_EQ(AwaitEvent<TurnBegun>().id, TurnId(7));
+  broker_.EndTurn(7);
+  EXPECT_EQ(AwaitEvent<TurnEnding>().id, TurnId(7));
+  client_->FinishTurn(TurnId(7));
+  EXPECT_EQ(broker_.Await(Case::kTurnEnded).turn_ended().turn_id(), 7u);
+
+  broker_.TakeTurn(8);
+  broker_.EndTurn(8);
+  AwaitEvent<TurnEnding>();
+  broker_.Kill();
+  AwaitEvent<BrokerLost>();
+  broker_.Start();
+  EXPECT_TRUE(AwaitEvent<BrokerConnected>().turns);
+  broker_.AwaitAttached(2);
+  client_->FinishTurn(TurnId(8));
+  broker_.TakeTurn(9);
+  broker_.EndTurn(9);
+  EXPECT_EQ(AwaitEvent<TurnEnding>().id, TurnId(9));
+  client_->FinishTurn(TurnId(9));
+  EXPECT_EQ(broker_.Await(Case::kTurnEnded).turn_ended().turn_id(), 9u);
+}
+
 TEST_F(MemoryClientReattachTest, PendingActivationIsRepeatedAfterReattach) {
   Connect();
   client_->RequestActivation(ActivationReason::kRequest);

@@ -36,7 +36,8 @@ Engine::Engine(const EngineOptions& options, const EngineParts& parts)
       scheduler_(options.scheduler, parts.token_bytes),
       kv_target_(options.kv_target),
       last_progress_(parts.clock->Now()),
-      streams_alive_(std::make_shared<std::atomic<int32_t>>(0)) {
+      streams_alive_(std::make_shared<std::atomic<int32_t>>(0)),
+      idle_since_(parts.clock->Now()) {
   PALIMPSEST_CHECK(options.scheduler.pipeline_depth <= parts.runner->pipeline_depth());
   PALIMPSEST_CHECK((options.scheduler.swap_blocks > 0) == (parts.swap != nullptr));
   if (parts_.swap != nullptr) parts_.swap->SetWakeup([this] { Wake(); });
@@ -139,6 +140,11 @@ int32_t Engine::AwaitDrained(absl::Duration timeout) {
   while (unfinished_ > 0 && !changed_.WaitWithDeadline(&mutex_, deadline)) {
   }
   return unfinished_;
+}
+
+absl::Duration Engine::IdleFor() const {
+  MutexLock lock(&mutex_);
+  return unfinished_ > 0 ? absl::ZeroDuration() : parts_.clock->Now() - idle_since_;
 }
 
 EngineStats Engine::Stats() const {
@@ -265,8 +271,22 @@ void Engine::Handle(const KvPressureSeen& event) {
   Log(LogLevel::kDebug, "no more KV slabs now", {{"target", event.target_slabs}});
 }
 
-void Engine::Handle(const BrokerConnected&) {
+void Engine::Handle(const TurnBegun& event) {
+  may_run_ = true;
+  last_compaction_ = parts_.clock->Now();  // what is stuck has to be so during the turn
+  Log(LogLevel::kDebug, "turn begun", {{"turn", event.id}, {"quantum", event.quantum}});
+}
+
+void Engine::Handle(const TurnEnding& event) {
+  Quiesce();
+  may_run_ = false;
+  parts_.memory->FinishTurn(event.id);
+  Log(LogLevel::kDebug, "turn ended", {{"turn", event.id}});
+}
+
+void Engine::Handle(const BrokerConnected& event) {
   connected_ = true;
+  may_run_ = !event.turns;
   if (parts_.on_connection) parts_.on_connection(true);
   parts_.memory->SetKvTarget(stated_target_.target_slabs, stated_target_.needed_slabs);
   parts_.memory->RequestActivation(ActivationReason::kEager);
@@ -286,6 +306,8 @@ void Engine::FailStalled() {
   if (!parts_.memory->ParametersAvailable()) {
     reason = "the model's parameters are not in memory";
     if (!refusal_.empty()) absl::StrAppend(&reason, " (the broker refused them: ", refusal_, ")");
+  } else if (!may_run_) {
+    reason = "other tenants had their turns all this time";
   }
   Fail(Who::kAll,
        absl::UnavailableError(absl::StrCat("no step could run for ",
@@ -364,6 +386,7 @@ void Engine::End(Active& active, GenerationStream::End end) {
   to_notify_.push_back(std::exchange(active.stream, nullptr));
   MutexLock lock(&mutex_);
   --unfinished_;
+  idle_since_ = parts_.clock->Now();
   changed_.SignalAll();
 }
 

@@ -11,8 +11,10 @@
 // are missing it asks for their activation and the sequences wait; a step that fails at the gate is
 // abandoned and tried again. When the broker refuses the activation, requests that have streamed
 // nothing fail with UNAVAILABLE and its retry hint, while those in mid-stream give up their KV and
-// wait, and the activation is asked for again. No request waits without limit: if no step succeeds
-// for `stall_timeout`, all fail with UNAVAILABLE.
+// wait, and the activation is asked for again. Under temporal sharing steps are submitted only
+// during this worker's turns; a turn is given up when the steps in flight are done, and kept while
+// there is no broker to give it to somebody else. No request waits without limit: if no step
+// succeeds for `stall_timeout`, all fail with UNAVAILABLE.
 //
 // Threads: the engine owns one thread (Start .. Stop) that runs the turns; tests call RunOnce
 // instead. Submit, Cancel, StartDrain, AwaitDrained and Stats may be called from any thread and
@@ -115,6 +117,8 @@ class Engine {
   void StartDrain();
   // Waits for the last request to end; returns how many are left after `timeout` of real time.
   int32_t AwaitDrained(absl::Duration timeout);
+  // How long there has been no request; zero while there is one.
+  absl::Duration IdleFor() const;
 
   EngineStats Stats() const;
   const SchedulerConfig& scheduler_config() const { return options_.scheduler; }
@@ -156,6 +160,8 @@ class Engine {
   void Handle(const ParametersComing& event);
   void Handle(const ActivationRefused& event);
   void Handle(const KvPressureSeen& event);
+  void Handle(const TurnBegun& event);
+  void Handle(const TurnEnding& event);
   void Handle(const BrokerConnected& event);
   void Handle(const BrokerLost& event);
 
@@ -219,6 +225,8 @@ class Engine {
   StepDurations step_durations_;
   Bytes rotation_bytes_;
   bool connected_ = false;
+  // False only under temporal sharing, while it is another tenant's turn.
+  bool may_run_ = true;
 
   const std::shared_ptr<std::atomic<int32_t>> streams_alive_;
   std::thread thread_;
@@ -230,6 +238,7 @@ class Engine {
   bool draining_ ABSL_GUARDED_BY(mutex_) = false;
   uint64_t next_ticket_ ABSL_GUARDED_BY(mutex_) = 1;
   int32_t unfinished_ ABSL_GUARDED_BY(mutex_) = 0;  // requests without an end
+  absl::Time idle_since_ ABSL_GUARDED_BY(mutex_);   // when the last of them ended
   std::vector<Submission> inbox_ ABSL_GUARDED_BY(mutex_);
   std::vector<uint64_t> cancelled_ ABSL_GUARDED_BY(mutex_);
   EngineStats stats_ ABSL_GUARDED_BY(mutex_);

@@ -37,7 +37,7 @@ bool Engine::SubmitStep() {
     }
     return false;
   }
-  if (begin < retry_step_at_) return false;
+  if (!may_run_ || begin < retry_step_at_) return false;
   const StepPlan& plan = scheduler_.Schedule();
   StartTransfers();
   if (plan.chunks.empty()) {

@@ -61,6 +61,7 @@ absl::StatusOr<WorkerConfig> ReadWorkerConfig(YamlConfig& yaml) {
   config.listen = root.String("listen");
   config.router_token_file = root.String("router_token_file");
   config.metrics_listen = root.String("metrics_listen", "127.0.0.1:0");
+  config.supervise = root.Bool("supervise", false);
   config.drain_timeout =
       root.Duration("drain_timeout", absl::ZeroDuration(), absl::Hours(24), absl::Seconds(30));
   config.log_level = ReadLogLevel(root);

@@ -35,6 +35,9 @@ struct WorkerConfig {
   // The bearer token that the router presents.
   std::string router_token_file;
   std::string metrics_listen;
+  // Whether a parent process owns the address, runs the worker as its child, starts it again when
+  // it fails, and lets it hibernate when the broker says so (supervisor.h).
+  bool supervise = false;
   // How long running requests may go on after SIGTERM.
   absl::Duration drain_timeout;
   LogLevel log_level = LogLevel::kInfo;

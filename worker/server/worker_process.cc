@@ -78,7 +78,8 @@ WorkerProcess::~WorkerProcess() {
 }
 
 absl::StatusOr<std::unique_ptr<WorkerProcess>> WorkerProcess::Start(
-    const WorkerConfig& config, std::function<void(const absl::Status&)> on_fatal) {
+    const WorkerConfig& config, std::function<void(const absl::Status&)> on_fatal,
+    std::optional<int> listen_socket) {
   std::unique_ptr<WorkerProcess> process(new WorkerProcess(config));
   auto metrics = MetricsServer::Start(process->metrics_, config.metrics_listen);
   if (!metrics.ok()) return metrics.status();
@@ -86,7 +87,7 @@ absl::StatusOr<std::unique_ptr<WorkerProcess>> WorkerProcess::Start(
   if (absl::Status status = process->LoadModel(); !status.ok()) return status;
   if (absl::Status status = process->Attach(std::move(on_fatal)); !status.ok()) return status;
   if (absl::Status status = process->StartEngine(); !status.ok()) return status;
-  if (absl::Status status = process->Serve(); !status.ok()) return status;
+  if (absl::Status status = process->Serve(listen_socket); !status.ok()) return status;
   return process;
 }
 
@@ -322,7 +323,7 @@ absl::Status WorkerProcess::StartEngine() {
   return absl::OkStatus();
 }
 
-absl::Status WorkerProcess::Serve() {
+absl::Status WorkerProcess::Serve(std::optional<int> listen_socket) {
   auto tokens = SecretFile::Open(config_.router_token_file);
   if (!tokens.ok()) return tokens.status();
   WorkerServiceOptions options;
@@ -332,11 +333,23 @@ absl::Status WorkerProcess::Serve() {
   options.on_drain = [this] { server_.SetDraining(); };
   service_ = std::make_unique<WorkerService>(std::move(options), engine_.get(), memory_.get(),
                                              &engine_metrics_);
-  if (absl::Status status = server_.Start(config_.listen, service_.get()); !status.ok()) {
-    return status;
-  }
+  const absl::Status status = listen_socket.has_value()
+                                  ? server_.StartOn(*listen_socket, config_.listen, service_.get())
+                                  : server_.Start(config_.listen, service_.get());
+  if (!status.ok()) return status;
   engine_->Start();
   return absl::OkStatus();
+}
+
+v1::WorkerStats WorkerProcess::BeginHibernation() {
+  server_.StopListening();
+  return service_->Stats();
+}
+
+void WorkerProcess::EndForHibernation() {
+  server_.Shutdown(config_.drain_timeout);
+  engine_->Stop();
+  memory_->Detach();
 }
 
 void WorkerProcess::Shutdown(const std::function<bool()>& hurry) {

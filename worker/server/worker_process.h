@@ -38,8 +38,10 @@ namespace palimpsest {
 class WorkerProcess {
  public:
   // `on_fatal` is called from a background thread when the process can't go on and should exit.
+  // `listen_socket`: that of a supervisor, which outlives this; without one config.listen is bound.
   static absl::StatusOr<std::unique_ptr<WorkerProcess>> Start(
-      const WorkerConfig& config, std::function<void(const absl::Status&)> on_fatal);
+      const WorkerConfig& config, std::function<void(const absl::Status&)> on_fatal,
+      std::optional<int> listen_socket = std::nullopt);
 
   // Without a Shutdown before it, the broker sees the process's end.
   ~WorkerProcess();
@@ -47,6 +49,14 @@ class WorkerProcess {
   // Refuses new requests, lets the running ones end until the drain timeout, ends the others with
   // UNAVAILABLE, and gives the memory back. `hurry` is asked now and then whether to stop waiting.
   void Shutdown(const std::function<bool()>& hurry);
+
+  // With a supervisor's socket: takes no more connections, and says what GetStats would answer from
+  // now on; then EndForHibernation waits for the requests that are left and gives the memory back.
+  v1::WorkerStats BeginHibernation();
+  void EndForHibernation();
+  // Time without requests after which the broker wants the process to end; zero: never.
+  absl::Duration hibernate_after() const { return memory_->hibernate_after(); }
+  absl::Duration IdleFor() const { return engine_->IdleFor(); }
 
   const std::string& address() const { return server_.address(); }
   const std::string& metrics_address() const { return metrics_server_->address(); }
@@ -70,7 +80,7 @@ class WorkerProcess {
   int32_t SwapBlocks() const;
   absl::Status StartEngine();
   absl::StatusOr<EngineOptions> MakeEngineOptions() const;
-  absl::Status Serve();
+  absl::Status Serve(std::optional<int> listen_socket);
 
   const WorkerConfig config_;
   Metrics metrics_;

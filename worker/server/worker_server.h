@@ -14,6 +14,7 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "common/mutex.h"
+#include "worker/server/listen_socket.h"
 
 namespace palimpsest {
 
@@ -26,6 +27,12 @@ class WorkerServer {
   // `service` must outlive the server. FailedPrecondition: `address` cannot be bound.
   absl::Status Start(const std::string& address, grpc::Service* service);
 
+  // Takes its connections from a socket that somebody else listens on, and that outlives the
+  // server.
+  absl::Status StartOn(int listen_socket, const std::string& address, grpc::Service* service);
+  // StartOn: takes no more connections; those that stand go on.
+  void StopListening();
+
   // With the port that was taken.
   const std::string& address() const { return address_; }
 
@@ -37,9 +44,11 @@ class WorkerServer {
   void Shutdown(absl::Duration patience);
 
  private:
+  absl::Status Build(grpc::ServerBuilder& builder, grpc::Service* service);
   void ShowHealth() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   std::string address_;
+  std::unique_ptr<ConnectionTaker> taker_;
   std::unique_ptr<grpc::Server> server_;
 
   Mutex mutex_;

@@ -11,6 +11,7 @@
 #include "common/monotonic_time.h"
 #include "common/random.h"
 #include "worker/server/generate_call.h"
+#include "worker/server/router_token.h"
 #include "worker/server/sampling_conversion.h"
 
 namespace palimpsest {
@@ -53,19 +54,7 @@ WorkerService::WorkerService(WorkerServiceOptions options, Engine* engine,
     : options_(std::move(options)), engine_(engine), memory_(memory), metrics_(metrics) {}
 
 absl::Status WorkerService::Authorize(const grpc::ServerContextBase& context) const {
-  const auto& metadata = context.client_metadata();
-  const auto [begin, end] = metadata.equal_range("authorization");
-  if (begin != end && std::next(begin) == end) {
-    const absl::string_view presented(begin->second.data(), begin->second.size());
-    bool match = false;
-    for (const std::string& token : *options_.router_tokens->secrets()) {
-      match |= ConstantTimeEqual(presented, absl::StrCat("Bearer ", token));
-    }
-    if (match) return absl::OkStatus();
-  }
-  return absl::UnauthenticatedError(begin == end
-                                        ? "the call has no metadata `authorization: Bearer TOKEN`"
-                                        : "the bearer token is not this worker's router token");
+  return CheckRouterToken(context, *options_.router_tokens);
 }
 
 absl::StatusOr<SequenceRequest> WorkerService::Convert(
@@ -126,6 +115,13 @@ grpc::Status WorkerService::Drain(grpc::ServerContext* context, const v1::DrainR
 grpc::Status WorkerService::GetStats(grpc::ServerContext* context, const v1::GetWorkerStatsRequest*,
                                      v1::WorkerStats* response) {
   if (absl::Status status = Authorize(*context); !status.ok()) return ToGrpcStatus(status);
+  *response = Stats();
+  return grpc::Status::OK;
+}
+
+v1::WorkerStats WorkerService::Stats() const {
+  v1::WorkerStats stats_out;
+  v1::WorkerStats* const response = &stats_out;
   const EngineStats stats = engine_->Stats();
   const MappedSlabs mapped = memory_->Mapped();
   response->set_tenant(options_.tenant);
@@ -146,7 +142,7 @@ grpc::Status WorkerService::GetStats(grpc::ServerContext* context, const v1::Get
   response->set_draining(stats.draining);
   response->set_broker_connected(stats.broker_connected);
   FillSteps(stats.steps, *response->mutable_steps());
-  return grpc::Status::OK;
+  return stats_out;
 }
 
 }  // namespace palimpsest

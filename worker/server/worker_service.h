@@ -49,6 +49,9 @@ class WorkerService final : public v1::Worker::WithCallbackMethod_Generate<v1::W
   grpc::Status GetStats(grpc::ServerContext* context, const v1::GetWorkerStatsRequest* request,
                         v1::WorkerStats* response) override;
 
+  // What GetStats answers.
+  v1::WorkerStats Stats() const;
+
  private:
   absl::Status Authorize(const grpc::ServerContextBase& context) const;
   absl::StatusOr<SequenceRequest> Convert(const v1::WorkerGenerateRequest& request) const;

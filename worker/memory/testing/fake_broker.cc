@@ -214,6 +214,20 @@ uint64_t FakeBroker::RevokeParameters(const std::vector<uint32_t>& indexes) {
   return id;
 }
 
+void FakeBroker::TakeTurn(uint64_t turn) {
+  v1::BrokerMessage message;
+  message.mutable_take_turn()->set_turn_id(turn);
+  message.mutable_take_turn()->set_quantum_seconds(1);
+  Send(message);
+}
+
+void FakeBroker::EndTurn(uint64_t turn) {
+  v1::BrokerMessage message;
+  message.mutable_end_turn()->set_turn_id(turn);
+  message.mutable_end_turn()->set_deadline_seconds(10);
+  Send(message);
+}
+
 uint64_t FakeBroker::RevokeKv(uint32_t slabs) {
   v1::BrokerMessage message;
   v1::Revoke& revoke = *message.mutable_revoke();
@@ -290,6 +304,7 @@ v1::Attached FakeBroker::MakeAttached() {
   attached.set_quota_slabs(model_.pool_slabs);
   attached.set_workspace_slabs(workspace_slabs_);
   attached.set_backend("host");
+  attached.set_turns(turns_);
   *attached.mutable_image() = Manifest();
 
   const UniqueFd writable(::memfd_create("fake-image", MFD_CLOEXEC | MFD_ALLOW_SEALING));

@@ -68,6 +68,9 @@ class FakeBroker : private v1::Broker::Service {
   // Of Attached; none at first. The test grants them.
   void set_workspace_slabs(uint32_t slabs) { workspace_slabs_ = slabs; }
 
+  // As under temporal sharing.
+  void set_turns(bool turns) { turns_ = turns; }
+
   void Start();
   // Connections break at once, as when the process is killed.
   void Kill();
@@ -101,6 +104,8 @@ class FakeBroker : private v1::Broker::Service {
 
   // Overwrites the memory that the slab was granted with last.
   void Fill(uint32_t slab, unsigned char byte);
+  void TakeTurn(uint64_t turn);
+  void EndTurn(uint64_t turn);
 
   // The bytes of the image's slab.
   std::string ImageSlab(uint32_t slab) const;
@@ -130,6 +135,7 @@ class FakeBroker : private v1::Broker::Service {
   const Model model_;
   Lies lies_;
   uint32_t workspace_slabs_ = 0;
+  bool turns_ = false;
 
   std::unique_ptr<grpc::Server> server_;
   std::optional<DescriptorListener> listener_;
