@@ -2,10 +2,16 @@
 
 #include <sys/stat.h>
 
+#include <cerrno>
+#include <cstring>
+
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/string_view.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "common/fd.h"
+#include "common/monotonic_time.h"
 
 namespace palimpsest {
 namespace {
@@ -35,6 +41,19 @@ absl::Status CheckMemoryFile(int fd, absl::string_view what, Bytes size, int req
 }
 
 }  // namespace
+
+absl::Status SealMemory(int fd, int seals) {
+  const absl::Time deadline = MonotonicNow() + absl::Seconds(2);
+  while (::fcntl(fd, F_ADD_SEALS, seals) != 0) {
+    if (errno != EBUSY || MonotonicNow() >= deadline) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          "memory cannot be sealed", errno == EBUSY ? ", somebody can still write it" : "", ": ",
+          strerror(errno)));
+    }
+    absl::SleepFor(absl::Milliseconds(1));
+  }
+  return absl::OkStatus();
+}
 
 absl::Status CheckSlabFile(int fd, Bytes size) {
   return CheckMemoryFile(fd, "the slab", size, kSlabSeals, ~kSlabSeals, O_RDWR);

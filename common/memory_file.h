@@ -19,6 +19,11 @@ inline constexpr int kSlabSeals = F_SEAL_GROW | F_SEAL_SEAL;
 // An image cannot change at all.
 inline constexpr int kImageSeals = F_SEAL_WRITE | F_SEAL_SHRINK | F_SEAL_GROW;
 
+// Adds seals to a memfd. F_SEAL_WRITE is refused while a writable mapping exists, but also for
+// moments, while the kernel itself (compaction, reclaim, DAMON) holds one of the pages: it is tried
+// for two seconds. FailedPrecondition then, or if the memfd must not be sealed.
+absl::Status SealMemory(int fd, int seals);
+
 // InvalidArgument unless `fd` is a memfd of exactly `size` with exactly kSlabSeals, open for
 // reading and writing.
 absl::Status CheckSlabFile(int fd, Bytes size);

@@ -13,6 +13,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "broker/server/testing/test_node.h"
+#include "common/memory_file.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "worker/model/image_checksums.h"
@@ -53,9 +54,8 @@ class ImageAdoptionTest : public ::testing::Test {
     EXPECT_EQ(pwrite(memory.get(), content.data(), content.size(), 0),
               static_cast<ssize_t>(content.size()));
     if (sealed) {
-      EXPECT_EQ(fcntl(memory.get(), F_ADD_SEALS,
-                      F_SEAL_WRITE | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL),
-                0);
+      EXPECT_TRUE(
+          SealMemory(memory.get(), F_SEAL_WRITE | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL).ok());
     }
     return UniqueFd(
         open(absl::StrCat("/proc/self/fd/", memory.get()).c_str(), O_RDONLY | O_CLOEXEC));

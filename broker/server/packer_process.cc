@@ -15,6 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
+#include "common/memory_file.h"
 #include "common/monotonic_time.h"
 #include "common/process.h"
 #include "worker/model/manifest.h"
@@ -136,10 +137,7 @@ absl::Status CheckMade(const Conversation& said, const v1::ImageManifest& expect
 }
 
 absl::StatusOr<UniqueFd> Seal(UniqueFd memory, Bytes size) {
-  if (fcntl(memory.get(), F_ADD_SEALS, kSeals) != 0) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("the image cannot be sealed, somebody can still write it: ", strerror(errno)));
-  }
+  if (absl::Status status = SealMemory(memory.get(), kSeals); !status.ok()) return status;
   const std::string path = absl::StrCat("/proc/self/fd/", memory.get());
   UniqueFd reader(open(path.c_str(), O_RDONLY | O_CLOEXEC));
   if (!reader.valid()) return ErrnoStatus(absl::StrCat("reopen ", path, " for reading"));

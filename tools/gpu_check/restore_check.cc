@@ -79,7 +79,7 @@ class RestoreCheck {
             SlabChecksum({mapping->data() + at.count(), static_cast<size_t>(kSlab.count())}));
       }
     }
-    ::fcntl(writable.get(), F_ADD_SEALS, kImageSeals);
+    if (!report_.Expect(prefix_ + "image", SealMemory(writable.get(), kImageSeals))) return false;
     const std::string path = absl::StrCat("/proc/self/fd/", writable.get());
     image_ = UniqueFd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
     return true;

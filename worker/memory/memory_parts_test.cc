@@ -34,7 +34,7 @@ UniqueFd Memfd(Bytes size, int seals, char content = 0) {
   UniqueFd fd(::memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   const std::string bytes(static_cast<size_t>(size.count()), content);
   EXPECT_EQ(::write(fd.get(), bytes.data(), bytes.size()), bytes.size());
-  EXPECT_EQ(::fcntl(fd.get(), F_ADD_SEALS, seals), 0);
+  EXPECT_TRUE(SealMemory(fd.get(), seals).ok());
   return fd;
 }
 
@@ -375,7 +375,7 @@ class ImageRestorerTest : public ::testing::Test {
   UniqueFd Image(int seals = kImageSeals) {
     UniqueFd writable(::memfd_create("image", MFD_CLOEXEC | MFD_ALLOW_SEALING));
     EXPECT_EQ(::write(writable.get(), content_.data(), content_.size()), content_.size());
-    EXPECT_EQ(::fcntl(writable.get(), F_ADD_SEALS, seals), 0);
+    EXPECT_TRUE(SealMemory(writable.get(), seals).ok());
     return ReadOnly(writable);
   }
   absl::StatusOr<std::unique_ptr<HostImageRestorer>> Open(int threads, bool verify) {

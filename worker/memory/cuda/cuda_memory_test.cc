@@ -220,7 +220,7 @@ class CudaImageRestorerTest : public CudaMemoryTest {
   UniqueFd Image() {
     UniqueFd writable(::memfd_create("image", MFD_CLOEXEC | MFD_ALLOW_SEALING));
     EXPECT_EQ(::write(writable.get(), content_.data(), content_.size()), content_.size());
-    EXPECT_EQ(::fcntl(writable.get(), F_ADD_SEALS, kImageSeals), 0);
+    EXPECT_TRUE(SealMemory(writable.get(), kImageSeals).ok());
     const std::string path = "/proc/self/fd/" + std::to_string(writable.get());
     return UniqueFd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
   }

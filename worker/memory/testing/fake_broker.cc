@@ -311,8 +311,7 @@ v1::Attached FakeBroker::MakeAttached() {
   const std::string& image = model_.image;
   const size_t size = lies_.short_image ? image.size() / 2 : image.size();
   EXPECT_EQ(::write(writable.get(), image.data(), size), size);
-  EXPECT_EQ(::fcntl(writable.get(), F_ADD_SEALS, lies_.writable_image ? F_SEAL_GROW : kImageSeals),
-            0);
+  EXPECT_TRUE(SealMemory(writable.get(), lies_.writable_image ? F_SEAL_GROW : kImageSeals).ok());
   const std::string path = absl::StrCat("/proc/self/fd/", writable.get());
   image_file_ = std::make_shared<UniqueFd>(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
   const Token token = MakeOffer({DescriptorKind::kImage, {}, {image_file_}});
