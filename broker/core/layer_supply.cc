@@ -184,7 +184,7 @@ std::vector<double> BackgroundLimitsOf(absl::Span<Session* const> sessions,
     const SessionRotation& rotation = session->rotation;
     const bool here = session->connected() && LinkOf(*session) == kHostLink;
     // Layers rotate as long as steps run.
-    if (here && session->load.active && rotation.now.freed() > 0) {
+    if (here && session->load.active && session->runs() && rotation.now.freed() > 0) {
       const double needed =
           ShareNeeded(WholeLinkCost(*session, rules), rotation.now.freed(), rotation.now.slots);
       user.promised = std::min(needed / (1.0 - headroom), 1.0);
