@@ -27,9 +27,9 @@ assert found["date"] and found["hardware"]["cpus"] >= 1 and "of_another_planet" 
 
 points = collections.Counter((p["run"], p["system"]) for p in found["points"])
 assert points == {**{("rate", system): 2 for system in ("remap", "recompute", "swap", "static")},
-                  ("others", "two_slots"): 1,
+                  ("others", "remap_temporal"): 1, ("others", "two_slots"): 1,
                   ("prompt_tokens", "remap"): 2, ("tenants", "remap"): 2}, points
-assert len(found["starts"]) == 7 and all(start["seconds"] > 0 for start in found["starts"])
+assert len(found["starts"]) == 8 and all(start["seconds"] > 0 for start in found["starts"])
 digests = collections.defaultdict(set)
 for point in found["points"]:
     # The same requests for every system, all of which were answered.
