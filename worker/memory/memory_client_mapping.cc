@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <atomic>
 #include <iterator>
+#include <set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -18,6 +19,14 @@ constexpr double kNewestCopy = 1.0 / 8;
 // `histogram` may be null.
 void Observe(prometheus::Histogram* histogram, absl::Duration duration) {
   if (histogram != nullptr) histogram->Observe(absl::ToDoubleSeconds(duration));
+}
+
+// The places that the rotation vacates and leaves so.
+std::set<RegionIndex> LeftEmpty(const RotationPlan& plan) {
+  std::set<RegionIndex> empty(plan.vacated.begin(), plan.vacated.end());
+  for (const SlabRegion::Held& slab : plan.own) empty.erase(slab.index);
+  for (const SlabRegion::Held& slab : plan.aliases) empty.erase(slab.index);
+  return empty;
 }
 
 }  // namespace
@@ -246,13 +255,18 @@ absl::Status GrpcMemoryClient::Rearrange(RotationId id, const RotationPlan& plan
   message.mutable_rotation_done()->set_rotation_id(id.value());
   {
     MutexLock lock(&mu_);
+    // The broker may grant these at once.
+    for (const RegionIndex index : LeftEmpty(plan)) slabs_->Unmapped(index);
     Send(std::move(message));
   }
   return parameters_->Occupy(plan.own, plan.aliases);
 }
 
 void GrpcMemoryClient::TakeOver(RotationPlan plan, bool was_available) {
-  for (const RegionIndex index : plan.vacated) slabs_->Unmapped(index);
+  const std::set<RegionIndex> empty = LeftEmpty(plan);
+  for (const RegionIndex index : plan.vacated) {
+    if (!empty.contains(index)) slabs_->Unmapped(index);
+  }
   RestoreTask restore;
   for (const SlabRegion::Held& slab : plan.own) {
     slabs_->Promise(slab.index);

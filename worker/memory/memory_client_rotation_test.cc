@@ -155,6 +155,24 @@ TEST_F(MemoryClientRotationTest, DissolvedLayersAreMissingUntilTheyAreActivated)
   ASSERT_NO_FATAL_FAILURE(RunStep());
 }
 
+TEST_F(MemoryClientRotationTest, WhatARotationLeavesEmptyMayBeGrantedBeforeItHasSettled) {
+  Begin();
+  for (int i = 0; i < 50; ++i) {
+    ASSERT_NO_FATAL_FAILURE(Rotate(EvenRotation(1, kLayers, 2, 2)));
+    ASSERT_TRUE(pool_->Dissolve());
+    const absl::Time deadline = MonotonicNow() + kPatience;
+    while (!pool_->idle()) {
+      ASSERT_LT(MonotonicNow(), deadline);
+      TakeWorkerTurn();
+      pool_->Pump();
+    }
+    ASSERT_TRUE(pool_->GrantImage());
+    ASSERT_NO_FATAL_FAILURE(AwaitIdle());
+    ASSERT_TRUE(client_->ParametersAvailable());
+    ASSERT_NO_FATAL_FAILURE(RunStep());
+  }
+}
+
 TEST_F(MemoryClientRotationTest, SpeedsAndBytesAreReported) {
   Begin();
   ASSERT_NO_FATAL_FAILURE(Rotate(EvenRotation(1, kLayers, 1, 1)));
