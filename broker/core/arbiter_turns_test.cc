@@ -19,6 +19,14 @@ class ArbiterTurnsTest : public ArbiterTest {
     Bring(tenant, 0, /*active=*/false);
     ASSERT_EQ(parameters(tenant), 20u);
   }
+  // Both have requests; the first came first and runs.
+  void BringHolderAndNext() {
+    BringIdle(0);
+    BringIdle(1);
+    node().Report(worker(0), true, 0, 0);
+    node().Settle();
+    node().Report(worker(1), true, 0, 0);
+  }
 };
 
 TEST_F(ArbiterTurnsTest, ThoseWithRequestsTakeTurns) {
@@ -42,11 +50,7 @@ TEST_F(ArbiterTurnsTest, ThoseWithRequestsTakeTurns) {
 
 TEST_F(ArbiterTurnsTest, TurnGoesOnAtOnceWhenItsHolderHasNothingToDo) {
   Start(Temporal(60), {Tenant("a", 0, 0), Tenant("b", 0, 0)});
-  BringIdle(0);
-  BringIdle(1);
-  node().Report(worker(0), true, 0, 0);
-  node().Settle();
-  node().Report(worker(1), true, 0, 0);
+  BringHolderAndNext();
   ASSERT_TRUE(status(0).has_turn);
   node().Report(worker(0), false, 0, 0);
   node().Settle();
@@ -245,11 +249,7 @@ TEST_F(ArbiterTurnsTest, ActivationWaitsForItsTurnWithoutBeingRefused) {
 
 TEST_F(ArbiterTurnsTest, WhoHoldsOnIsKilledAndTheTurnGoesOnWhenItIsGone) {
   Start(Temporal(60), {Tenant("a", 0, 0), Tenant("b", 0, 0)});
-  BringIdle(0);
-  BringIdle(1);
-  node().Report(worker(0), true, 0, 0);
-  node().Settle();
-  node().Report(worker(1), true, 0, 0);
+  BringHolderAndNext();
   Quantum();
   ASSERT_TRUE(worker(0).turn_ending);
   node().Advance(node().options().turn_deadline - absl::Milliseconds(1));
@@ -265,11 +265,7 @@ TEST_F(ArbiterTurnsTest, SilentHolderIsAskedAtOnce) {
   ArbiterOptions options = Temporal(60);
   options.quantum = absl::Hours(1);
   Start(options, {Tenant("a", 0, 0), Tenant("b", 0, 0)});
-  BringIdle(0);
-  BringIdle(1);
-  node().Report(worker(0), true, 0, 0);
-  node().Settle();
-  node().Report(worker(1), true, 0, 0);
+  BringHolderAndNext();
   worker(0).hung = true;
   node().Advance(absl::Seconds(5));
   EXPECT_TRUE(worker(0).turn_ending);
@@ -279,11 +275,7 @@ TEST_F(ArbiterTurnsTest, SilentHolderIsAskedAtOnce) {
 
 TEST_F(ArbiterTurnsTest, WorkerThatReconnectsHasNoTurnUntilItIsGivenOne) {
   Start(Temporal(60), {Tenant("a", 0, 0), Tenant("b", 0, 0)});
-  BringIdle(0);
-  BringIdle(1);
-  node().Report(worker(0), true, 0, 0);
-  node().Settle();
-  node().Report(worker(1), true, 0, 0);
+  BringHolderAndNext();
   node().LoseConnection(worker(0));
   EXPECT_FALSE(status(1).has_turn) << "the other one may still run";
   ASSERT_TRUE(node().Reattach(worker(0)).ok());
@@ -293,11 +285,7 @@ TEST_F(ArbiterTurnsTest, WorkerThatReconnectsHasNoTurnUntilItIsGivenOne) {
 
 TEST_F(ArbiterTurnsTest, RestartedBrokerHandsTurnsOutAfreshWhenAllAreBack) {
   Start(Temporal(60), {Tenant("a", 0, 0), Tenant("b", 0, 0)});
-  BringIdle(0);
-  BringIdle(1);
-  node().Report(worker(0), true, 0, 0);
-  node().Settle();
-  node().Report(worker(1), true, 0, 0);
+  BringHolderAndNext();
   ASSERT_TRUE(worker(0).turn.has_value());
   const TurnId old = *worker(0).turn;
   node().RestartBroker();
