@@ -363,6 +363,8 @@ TEST_F(RouterFault, AWaitingRequestExpiresOrIsAbandoned) {
   abandoned->context.TryCancel();
   EXPECT_EQ(Read(abandoned->context, *abandoned->reader).status.error_code(),
             grpc::StatusCode::CANCELLED);
+  // The client knows of its cancellation before the router does.
+  ASSERT_TRUE(Eventually([&] { return Status(kAlphaToken).requests_waiting() == 0; }));
   running->context.TryCancel();
   EXPECT_TRUE(stream->AwaitCancelled());
   EXPECT_TRUE(NothingInFlight());
