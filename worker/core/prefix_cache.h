@@ -10,30 +10,17 @@
 #ifndef PALIMPSEST_WORKER_CORE_PREFIX_CACHE_H_
 #define PALIMPSEST_WORKER_CORE_PREFIX_CACHE_H_
 
-#include <compare>
 #include <cstdint>
 #include <memory>
-#include <utility>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/types/span.h"
+#include "common/block_key.h"
 #include "common/ids.h"
 #include "worker/core/kv_geometry.h"
 
 namespace palimpsest {
-
-struct BlockKey {
-  uint64_t high = 0;
-  uint64_t low = 0;
-
-  friend auto operator<=>(const BlockKey&, const BlockKey&) = default;
-
-  template <typename H>
-  friend H AbslHashValue(H state, const BlockKey& key) {
-    return H::combine(std::move(state), key.high, key.low);
-  }
-};
 
 // The key of a full block that holds `tokens` behind a prefix with key `parent` (all zero for the
 // first block of a sequence).
