@@ -1,0 +1,190 @@
+#include "broker/core/cache/block_cache.h"
+
+#include <cassert>
+#include <optional>
+#include <utility>
+
+namespace palimpsest::cache {
+
+BlockCache::BlockCache(const BlockCacheOptions& options, std::unique_ptr<EvictionPolicy> policy)
+    : options_(options), policy_(std::move(policy)) {
+  assert(options_.capacity > 0 && policy_ != nullptr);
+}
+
+bool BlockCache::IsCached(ChainedKey key) const {
+  const auto found = handles_.find(key);
+  return found != handles_.end() && blocks_[found->second.value()].cached;
+}
+
+BlockCache::Outcome BlockCache::Begin(const RequestInfo& request,
+                                      absl::Span<const ChainedKey> path) {
+  Outcome outcome;
+  path_.clear();
+  BlockHandle parent = kNoBlock;
+  for (const ChainedKey key : path) {
+    const auto found = handles_.find(key);
+    if (found == handles_.end()) {
+      parent = Allocate(key, parent);
+    } else {
+      assert(options_.discipline == Discipline::kPlain || At(found->second).parent == parent);
+      parent = found->second;
+      if (outcome.known == path_.size()) ++outcome.known;
+      if (outcome.cached == path_.size() && At(parent).cached) ++outcome.cached;
+    }
+    path_.push_back(parent);
+  }
+  for (size_t i = path_.size(); i > 0; --i) {
+    if (!At(path_[i - 1]).cached) PushHistory(path_[i - 1]);
+  }
+  Running running;
+  if (options_.discipline == Discipline::kPlain) {
+    StoreEach(request, outcome);
+  } else {
+    policy_->OnRequest(request, {path_, outcome.cached, outcome.known});
+    running = StorePrefix(request, outcome);
+  }
+  const bool inserted = running_.emplace(request.id, running).second;
+  assert(inserted);
+  static_cast<void>(inserted);
+  ForgetOldest();
+  return outcome;
+}
+
+void BlockCache::StoreEach(const RequestInfo& request, Outcome& outcome) {
+  for (size_t i = 0; i < path_.size(); ++i) {
+    const bool cached = At(path_[i]).cached;
+    policy_->OnRequest(request, {.path = absl::MakeConstSpan(path_).subspan(i, 1),
+                                 .cached = cached ? size_t{1} : 0,
+                                 .known = i < outcome.known ? size_t{1} : 0});
+    if (!cached) Store(request.id, request.arrival, path_[i], outcome);
+  }
+}
+
+BlockCache::Running BlockCache::StorePrefix(const RequestInfo& request, Outcome& outcome) {
+  Running running;
+  if (outcome.cached > 0) {
+    running.tail = path_[outcome.cached - 1];
+    Hold(running.tail);
+  }
+  for (size_t i = outcome.cached; i < path_.size() && running.whole; ++i) {
+    running.whole = Store(request.id, request.arrival, path_[i], outcome);
+    if (running.whole) running.tail = path_[i];
+  }
+  return running;
+}
+
+BlockCache::Outcome BlockCache::Extend(RequestId request, absl::Time now, ChainedKey key) {
+  assert(options_.discipline == Discipline::kLeavesFirst);
+  Outcome outcome;
+  const auto running = running_.find(request);
+  assert(running != running_.end());
+  if (!running->second.whole) return outcome;
+  const BlockHandle tail = running->second.tail;
+  const auto found = handles_.find(key);
+  const BlockHandle block = found == handles_.end() ? Allocate(key, tail) : found->second;
+  if (At(block).cached) {  // another request has computed it meanwhile
+    Hold(block);
+    if (tail != kNoBlock) Unhold(tail);
+  } else {
+    DropFromHistory(block);
+    PushHistory(block);
+    if (!Store(request, now, block, outcome)) running->second.whole = false;
+  }
+  if (running->second.whole) running->second.tail = block;
+  ForgetOldest();
+  return outcome;
+}
+
+void BlockCache::End(const RequestEnd& end) {
+  const auto running = running_.find(end.id);
+  assert(running != running_.end());
+  const BlockHandle tail = running->second.tail;
+  running_.erase(running);
+  policy_->OnRequestEnd(end);
+  if (tail != kNoBlock) Unhold(tail);
+}
+
+BlockHandle BlockCache::Allocate(ChainedKey key, BlockHandle parent) {
+  if (free_.empty()) {
+    free_.push_back(BlockHandle(static_cast<uint32_t>(blocks_.size())));
+    blocks_.emplace_back();
+  }
+  const BlockHandle handle = free_.back();
+  free_.pop_back();
+  At(handle) = {.key = key, .parent = parent};
+  handles_.emplace(key, handle);
+  return handle;
+}
+
+bool BlockCache::Store(RequestId request, absl::Time now, BlockHandle handle, Outcome& outcome) {
+  while (cached_ >= options_.capacity) {
+    const std::optional<BlockHandle> victim =
+        policy_->ChooseVictim(now, handle, options_.may_refuse);
+    if (!victim.has_value()) return false;
+    Evict(*victim);
+    ++outcome.evicted;
+  }
+  DropFromHistory(handle);
+  Block& block = At(handle);
+  block.cached = true;
+  ++cached_;
+  ++outcome.stored;
+  policy_->OnInsert(request, handle, block.parent);
+  if (options_.discipline == Discipline::kPlain) {
+    policy_->OnEvictable(handle);
+  } else {
+    // The request's use moves from the parent to this block, which is a child of the parent.
+    block.holds = 1;
+  }
+  return true;
+}
+
+void BlockCache::Evict(BlockHandle handle) {
+  Block& block = At(handle);
+  assert(block.cached && block.holds == 0);
+  policy_->OnEvict(handle);
+  block.cached = false;
+  --cached_;
+  PushHistory(handle);
+  if (options_.discipline == Discipline::kLeavesFirst && block.parent != kNoBlock) {
+    Unhold(block.parent);
+  }
+}
+
+void BlockCache::Hold(BlockHandle handle) {
+  if (At(handle).holds++ == 0) policy_->OnPinned(handle);
+}
+
+void BlockCache::Unhold(BlockHandle handle) {
+  assert(At(handle).holds > 0);
+  if (--At(handle).holds == 0) policy_->OnEvictable(handle);
+}
+
+void BlockCache::PushHistory(BlockHandle handle) {
+  DropFromHistory(handle);
+  Block& block = At(handle);
+  block.older = newest_;
+  (newest_ == kNoBlock ? oldest_ : At(newest_).newer) = handle;
+  newest_ = handle;
+}
+
+void BlockCache::DropFromHistory(BlockHandle handle) {
+  Block& block = At(handle);
+  if (block.older == kNoBlock && oldest_ != handle) return;
+  (block.older == kNoBlock ? oldest_ : At(block.older).newer) = block.newer;
+  (block.newer == kNoBlock ? newest_ : At(block.newer).older) = block.older;
+  block.older = block.newer = kNoBlock;
+}
+
+void BlockCache::ForgetOldest() {
+  if (options_.discipline == Discipline::kPlain) return;
+  while (handles_.size() - cached_ > options_.history) {
+    const BlockHandle handle = oldest_;
+    DropFromHistory(handle);
+    policy_->OnForget(handle);
+    handles_.erase(At(handle).key);
+    free_.push_back(handle);
+  }
+}
+
+}  // namespace palimpsest::cache

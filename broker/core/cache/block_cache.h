@@ -1,0 +1,114 @@
+// Blocks of prompts cached up to a capacity, the victims chosen by an EvictionPolicy: the
+// bookkeeping of one tier, and what the replay of traces runs. It moves no data.
+//
+// A request's hit is the longest prefix of its path that is cached: KV of a block is of use only
+// behind the KV of all blocks before it.
+//
+// The cache owns the policy and the handles. A key's handle lasts while the block is cached and,
+// then, while it is among the `history` blocks that were requested or evicted last.
+//
+// Complexity: a hash look-up and what the policy takes, for each block of a path. Threads: none.
+// Broken requirements abort.
+#ifndef PALIMPSEST_BROKER_CORE_CACHE_BLOCK_CACHE_H_
+#define PALIMPSEST_BROKER_CORE_CACHE_BLOCK_CACHE_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/numeric/int128.h"
+#include "absl/types/span.h"
+#include "broker/core/cache/eviction_policy.h"
+
+namespace palimpsest::cache {
+
+// Names a block and all blocks before it: equal keys follow equal keys.
+using ChainedKey = absl::uint128;
+
+struct BlockCacheOptions {
+  size_t capacity = 0;  // blocks, at least 1
+  // Blocks that are known beyond the cached ones. With kPlain nothing is forgotten.
+  size_t history = size_t{1} << 16;
+  Discipline discipline = Discipline::kLeavesFirst;
+  // Whether the policy may leave blocks unstored. Yes for a tier below; no for the pool in which
+  // requests run.
+  bool may_refuse = false;
+};
+
+class BlockCache {
+ public:
+  BlockCache(const BlockCacheOptions& options, std::unique_ptr<EvictionPolicy> policy);
+
+  struct Outcome {
+    size_t cached = 0;   // leading blocks of the path that were cached: the hit
+    size_t known = 0;    // leading blocks that were known
+    size_t stored = 0;   // others that are cached now
+    size_t evicted = 0;  // victims
+  };
+
+  // A request with a new id begins: finds its hit and stores the rest of its path as far as there
+  // is room. `path` names no block twice. Until End nothing of the path is evicted (kLeavesFirst).
+  Outcome Begin(const RequestInfo& request, absl::Span<const ChainedKey> path);
+
+  // The running request computed one more block, behind what is stored of its path so far. Ignored
+  // if a part of the path could not be stored: the block would be unreachable. Requires
+  // kLeavesFirst, and that it is not in the path yet.
+  Outcome Extend(RequestId request, absl::Time now, ChainedKey key);
+
+  void End(const RequestEnd& end);
+
+  size_t capacity() const { return options_.capacity; }
+  size_t cached() const { return cached_; }
+  size_t known() const { return handles_.size(); }
+  bool IsCached(ChainedKey key) const;
+  const EvictionPolicy& policy() const { return *policy_; }
+
+ private:
+  struct Block {
+    ChainedKey key = 0;
+    BlockHandle parent = kNoBlock;
+    // Cached children, and running requests whose stored path ends here.
+    uint32_t holds = 0;
+    bool cached = false;
+    BlockHandle older = kNoBlock;  // in the history
+    BlockHandle newer = kNoBlock;
+  };
+  struct Running {
+    BlockHandle tail = kNoBlock;  // last stored block of the path
+    bool whole = true;            // all of it is stored
+  };
+
+  Block& At(BlockHandle handle) { return blocks_[handle.value()]; }
+  BlockHandle Allocate(ChainedKey key, BlockHandle parent);
+  // The rest of path_ as far as there is room; the first as kPlain, the second as kLeavesFirst.
+  void StoreEach(const RequestInfo& request, Outcome& outcome);
+  Running StorePrefix(const RequestInfo& request, Outcome& outcome);
+  // Makes room and caches; false if the policy names no victim.
+  bool Store(RequestId request, absl::Time now, BlockHandle handle, Outcome& outcome);
+  void Evict(BlockHandle handle);
+  void Hold(BlockHandle handle);
+  void Unhold(BlockHandle handle);
+  void PushHistory(BlockHandle handle);
+  void DropFromHistory(BlockHandle handle);
+  void ForgetOldest();
+
+  const BlockCacheOptions options_;
+  const std::unique_ptr<EvictionPolicy> policy_;
+  std::vector<Block> blocks_;  // by handle
+  std::vector<BlockHandle> free_;
+  absl::flat_hash_map<ChainedKey, BlockHandle> handles_;
+  absl::flat_hash_map<RequestId, Running> running_;
+  std::vector<BlockHandle> path_;  // of the request in Begin
+  size_t cached_ = 0;
+  // Known blocks that are not cached, as a list. A block's known children are all older than it, so
+  // the oldest has none and may be forgotten (kLeavesFirst).
+  BlockHandle oldest_ = kNoBlock;
+  BlockHandle newest_ = kNoBlock;
+};
+
+}  // namespace palimpsest::cache
+
+#endif  // PALIMPSEST_BROKER_CORE_CACHE_BLOCK_CACHE_H_
