@@ -11,17 +11,16 @@ BlockCache::BlockCache(const BlockCacheOptions& options, std::unique_ptr<Evictio
   assert(options_.capacity > 0 && policy_ != nullptr);
 }
 
-bool BlockCache::IsCached(ChainedKey key) const {
+bool BlockCache::IsCached(BlockKey key) const {
   const auto found = handles_.find(key);
   return found != handles_.end() && blocks_[found->second.value()].cached;
 }
 
-BlockCache::Outcome BlockCache::Begin(const RequestInfo& request,
-                                      absl::Span<const ChainedKey> path) {
+BlockCache::Outcome BlockCache::Begin(const RequestInfo& request, absl::Span<const BlockKey> path) {
   Outcome outcome;
   path_.clear();
   BlockHandle parent = kNoBlock;
-  for (const ChainedKey key : path) {
+  for (const BlockKey key : path) {
     const auto found = handles_.find(key);
     if (found == handles_.end()) {
       parent = Allocate(key, parent);
@@ -34,7 +33,7 @@ BlockCache::Outcome BlockCache::Begin(const RequestInfo& request,
     path_.push_back(parent);
   }
   for (size_t i = path_.size(); i > 0; --i) {
-    if (!At(path_[i - 1]).cached) PushHistory(path_[i - 1]);
+    if (!At(path_[i - 1]).cached) history_.Push(path_[i - 1]);
   }
   Running running;
   if (options_.discipline == Discipline::kPlain) {
@@ -73,7 +72,7 @@ BlockCache::Running BlockCache::StorePrefix(const RequestInfo& request, Outcome&
   return running;
 }
 
-BlockCache::Outcome BlockCache::Extend(RequestId request, absl::Time now, ChainedKey key) {
+BlockCache::Outcome BlockCache::Extend(RequestId request, absl::Time now, BlockKey key) {
   assert(options_.discipline == Discipline::kLeavesFirst);
   Outcome outcome;
   const auto running = running_.find(request);
@@ -86,8 +85,7 @@ BlockCache::Outcome BlockCache::Extend(RequestId request, absl::Time now, Chaine
     Hold(block);
     if (tail != kNoBlock) Unhold(tail);
   } else {
-    DropFromHistory(block);
-    PushHistory(block);
+    history_.Push(block);
     if (!Store(request, now, block, outcome)) running->second.whole = false;
   }
   if (running->second.whole) running->second.tail = block;
@@ -104,7 +102,7 @@ void BlockCache::End(const RequestEnd& end) {
   if (tail != kNoBlock) Unhold(tail);
 }
 
-BlockHandle BlockCache::Allocate(ChainedKey key, BlockHandle parent) {
+BlockHandle BlockCache::Allocate(BlockKey key, BlockHandle parent) {
   if (free_.empty()) {
     free_.push_back(BlockHandle(static_cast<uint32_t>(blocks_.size())));
     blocks_.emplace_back();
@@ -124,7 +122,7 @@ bool BlockCache::Store(RequestId request, absl::Time now, BlockHandle handle, Ou
     Evict(*victim);
     ++outcome.evicted;
   }
-  DropFromHistory(handle);
+  history_.Remove(handle);
   Block& block = At(handle);
   block.cached = true;
   ++cached_;
@@ -145,7 +143,7 @@ void BlockCache::Evict(BlockHandle handle) {
   policy_->OnEvict(handle);
   block.cached = false;
   --cached_;
-  PushHistory(handle);
+  history_.Push(handle);
   if (options_.discipline == Discipline::kLeavesFirst && block.parent != kNoBlock) {
     Unhold(block.parent);
   }
@@ -160,27 +158,11 @@ void BlockCache::Unhold(BlockHandle handle) {
   if (--At(handle).holds == 0) policy_->OnEvictable(handle);
 }
 
-void BlockCache::PushHistory(BlockHandle handle) {
-  DropFromHistory(handle);
-  Block& block = At(handle);
-  block.older = newest_;
-  (newest_ == kNoBlock ? oldest_ : At(newest_).newer) = handle;
-  newest_ = handle;
-}
-
-void BlockCache::DropFromHistory(BlockHandle handle) {
-  Block& block = At(handle);
-  if (block.older == kNoBlock && oldest_ != handle) return;
-  (block.older == kNoBlock ? oldest_ : At(block.older).newer) = block.newer;
-  (block.newer == kNoBlock ? newest_ : At(block.newer).older) = block.older;
-  block.older = block.newer = kNoBlock;
-}
-
 void BlockCache::ForgetOldest() {
   if (options_.discipline == Discipline::kPlain) return;
-  while (handles_.size() - cached_ > options_.history) {
-    const BlockHandle handle = oldest_;
-    DropFromHistory(handle);
+  while (history_.size() > options_.history) {
+    const BlockHandle handle = history_.oldest();
+    history_.Remove(handle);
     policy_->OnForget(handle);
     handles_.erase(At(handle).key);
     free_.push_back(handle);

@@ -19,14 +19,12 @@
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
-#include "absl/numeric/int128.h"
 #include "absl/types/span.h"
+#include "broker/core/cache/block_list.h"
 #include "broker/core/cache/eviction_policy.h"
+#include "common/block_key.h"
 
 namespace palimpsest::cache {
-
-// Names a block and all blocks before it: equal keys follow equal keys.
-using ChainedKey = absl::uint128;
 
 struct BlockCacheOptions {
   size_t capacity = 0;  // blocks, at least 1
@@ -50,31 +48,30 @@ class BlockCache {
   };
 
   // A request with a new id begins: finds its hit and stores the rest of its path as far as there
-  // is room. `path` names no block twice. Until End nothing of the path is evicted (kLeavesFirst).
-  Outcome Begin(const RequestInfo& request, absl::Span<const ChainedKey> path);
+  // is room. `path` names no block twice, and equal keys follow equal keys. Until End nothing of
+  // the path is evicted (kLeavesFirst).
+  Outcome Begin(const RequestInfo& request, absl::Span<const BlockKey> path);
 
   // The running request computed one more block, behind what is stored of its path so far. Ignored
   // if a part of the path could not be stored: the block would be unreachable. Requires
   // kLeavesFirst, and that it is not in the path yet.
-  Outcome Extend(RequestId request, absl::Time now, ChainedKey key);
+  Outcome Extend(RequestId request, absl::Time now, BlockKey key);
 
   void End(const RequestEnd& end);
 
   size_t capacity() const { return options_.capacity; }
   size_t cached() const { return cached_; }
   size_t known() const { return handles_.size(); }
-  bool IsCached(ChainedKey key) const;
+  bool IsCached(BlockKey key) const;
   const EvictionPolicy& policy() const { return *policy_; }
 
  private:
   struct Block {
-    ChainedKey key = 0;
+    BlockKey key;
     BlockHandle parent = kNoBlock;
     // Cached children, and running requests whose stored path ends here.
     uint32_t holds = 0;
     bool cached = false;
-    BlockHandle older = kNoBlock;  // in the history
-    BlockHandle newer = kNoBlock;
   };
   struct Running {
     BlockHandle tail = kNoBlock;  // last stored block of the path
@@ -82,7 +79,7 @@ class BlockCache {
   };
 
   Block& At(BlockHandle handle) { return blocks_[handle.value()]; }
-  BlockHandle Allocate(ChainedKey key, BlockHandle parent);
+  BlockHandle Allocate(BlockKey key, BlockHandle parent);
   // The rest of path_ as far as there is room; the first as kPlain, the second as kLeavesFirst.
   void StoreEach(const RequestInfo& request, Outcome& outcome);
   Running StorePrefix(const RequestInfo& request, Outcome& outcome);
@@ -91,22 +88,19 @@ class BlockCache {
   void Evict(BlockHandle handle);
   void Hold(BlockHandle handle);
   void Unhold(BlockHandle handle);
-  void PushHistory(BlockHandle handle);
-  void DropFromHistory(BlockHandle handle);
   void ForgetOldest();
 
   const BlockCacheOptions options_;
   const std::unique_ptr<EvictionPolicy> policy_;
   std::vector<Block> blocks_;  // by handle
   std::vector<BlockHandle> free_;
-  absl::flat_hash_map<ChainedKey, BlockHandle> handles_;
+  absl::flat_hash_map<BlockKey, BlockHandle> handles_;
   absl::flat_hash_map<RequestId, Running> running_;
   std::vector<BlockHandle> path_;  // of the request in Begin
   size_t cached_ = 0;
-  // Known blocks that are not cached, as a list. A block's known children are all older than it, so
-  // the oldest has none and may be forgotten (kLeavesFirst).
-  BlockHandle oldest_ = kNoBlock;
-  BlockHandle newest_ = kNoBlock;
+  // Known blocks that are not cached. A block's known children are all older than it, so the oldest
+  // has none and may be forgotten (kLeavesFirst).
+  BlockList history_;
 };
 
 }  // namespace palimpsest::cache

@@ -132,8 +132,7 @@ class EvictionPolicy {
 
   // An evictable block that should go so that `block` can be cached (kNoBlock: so that memory gets
   // free). None: nothing is evictable, or, where `may_refuse`, `block` is worth less than all that
-  // would have to go. Changes no answer of later calls, so asking twice is harmless, as is not
-  // following the answer.
+  // would have to go. May tidy up, but whoever asks again at once gets the same answer.
   virtual std::optional<BlockHandle> ChooseVictim(absl::Time now, BlockHandle block,
                                                   bool may_refuse) = 0;
 
