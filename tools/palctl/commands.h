@@ -142,6 +142,20 @@ struct BenchRemapOptions {
 // Starts nodes of its own; needs none that runs.
 int RunBenchRemap(BenchRemapOptions options, const Terminal& terminal);
 
+struct PlanOptions {
+  std::string config_file;            // config.json of a model
+  std::vector<std::string> memories;  // SIZE, or several NAME=SIZE
+  int64_t tokens = 0;                 // of a sequence
+  int32_t ranks = 1;                  // of tensor parallelism; memory and results are of one
+  std::string kv_dtype = "bf16";      // common/kv_format.h
+  std::optional<int32_t> kv_scale_bytes;
+  std::optional<int32_t> kv_scale_group;
+  int64_t block_tokens = 16;
+  bool json = false;
+};
+// Needs no node.
+int RunPlan(const PlanOptions& options, const Terminal& terminal);
+
 // Parses the command line and runs the command.
 int RunPalctl(int argc, const char* const* argv, const Terminal& terminal);
 

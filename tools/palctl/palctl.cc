@@ -3,7 +3,10 @@
 #include <sstream>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "broker/core/sizing/kv_sizing.h"
 #include "common/file.h"
+#include "common/kv_format.h"
 #include "tools/palctl/bench_shapes.h"
 #include "tools/palctl/commands.h"
 
@@ -51,6 +54,7 @@ struct CommandLine {
   BenchEngineOptions bench_engine;
   BenchActivationOptions bench_activation;
   BenchRemapOptions bench_remap;
+  PlanOptions plan;
 };
 
 void AddStatus(CLI::App& app, CommandLine& line) {
@@ -217,6 +221,43 @@ void AddBenchRemap(CLI::App& bench, BenchRemapOptions& options) {
       "folder of the programs: bin/ of a bundle, or bazel-bin (default: where palctl is)");
 }
 
+void AddPlan(CLI::App& app, PlanOptions& options) {
+  CLI::App* plan = app.add_subcommand(
+      "plan",
+      "how much KV cache a model needs, and how many sequences fit; from its config.json alone, no "
+      "node is asked");
+  plan->add_option("--config", options.config_file, "the model's config.json (Hugging Face)")
+      ->required()
+      ->type_name("FILE");
+  plan->add_option("--memory", options.memories,
+                   "memory for KV, of one GPU: 80GiB; may be repeated as NAME=SIZE, one for each "
+                   "tier")
+      ->required()
+      ->allow_extra_args(false)
+      ->type_name("SIZE");
+  plan->add_option("--tokens", options.tokens, "length of a sequence")
+      ->required()
+      ->check(CLI::Range(int64_t{1}, KvSizing::kMaxTokens));
+  plan->add_option("--tp", options.ranks,
+                   "GPUs that share the model (tensor parallel); sizes are then those of each")
+      ->check(CLI::Range(1, 1024))
+      ->capture_default_str();
+  plan->add_option("--kv-dtype", options.kv_dtype, absl::StrJoin(KvFormatNames(), ", "))
+      ->capture_default_str();
+  plan->add_option("--kv-scale-bytes", options.kv_scale_bytes,
+                   "bytes of a scale in the cache, with its zero point (default: the format's)")
+      ->check(CLI::Range(0, 64));
+  plan->add_option("--kv-scale-group", options.kv_scale_group,
+                   "numbers that share a scale; 0: those of a head (default: the format's)")
+      ->check(CLI::Range(0, 1 << 14));
+  plan->add_option("--block-tokens", options.block_tokens, "tokens of a block")
+      ->check(CLI::Range(int64_t{1}, KvSizing::kMaxBlockTokens))
+      ->capture_default_str();
+  plan->add_flag(
+      "--json", options.json,
+      "{bytes_per_token_layer, bytes_per_sequence, max_sequences, mha_..., groups, memory}");
+}
+
 void AddOthers(CLI::App& app, CommandLine& line) {
   CLI::App* tokenize = app.add_subcommand("tokenize", "prints the token ids of a text");
   tokenize->add_option("text", line.tokenize.text)->required();
@@ -309,12 +350,14 @@ int RunPalctl(int argc, const char* const* argv, const Terminal& terminal) {
   AddStatus(app, line);
   AddRemap(app, line.remap);
   AddGenerate(app, line);
+  AddPlan(app, line.plan);
   AddOthers(app, line);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     return app.exit(error, terminal.out, terminal.err) == 0 ? kDone : kUsage;
   }
+  if (app.got_subcommand("plan")) return RunPlan(line.plan, terminal);
   if (app.got_subcommand("bench") && app.get_subcommand("bench")->got_subcommand("engine")) {
     return RunBenchEngine(std::move(line.bench_engine), terminal);
   }

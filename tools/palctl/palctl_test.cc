@@ -434,6 +434,51 @@ TEST_F(Palctl, BenchRemapSaysWhatIsMissing) {
   EXPECT_THAT(err_, HasSubstr("expected a result of palctl bench remap"));
 }
 
+TEST_F(Palctl, PlanSaysWhatFitsAndWhatMultiHeadSizingWould) {
+  const std::string config = Write("config.json", R"({"model_type": "llama",
+      "num_hidden_layers": 80, "hidden_size": 8192, "num_attention_heads": 64,
+      "num_key_value_heads": 8, "max_position_embeddings": 8192})");
+  std::vector<std::string> command = {"plan",     "--config", config,     "--memory", "T0=640GB",
+                                      "--memory", "T1=80GiB", "--tokens", "131072"};
+  ASSERT_EQ(Run(command), kDone) << err_;
+  EXPECT_THAT(out_, HasSubstr("42949672960 B (40 GiB)"));
+  EXPECT_THAT(out_, HasSubstr("sequences in T0"));
+  EXPECT_THAT(out_, HasSubstr("configuration ends at 8192 tokens"));
+  command.push_back("--json");
+  ASSERT_EQ(Run(command), kDone) << err_;
+  json plan = json::parse(out_);
+  EXPECT_EQ(plan["bytes_per_token_layer"], 4096);
+  EXPECT_EQ(plan["bytes_per_sequence"], int64_t{40} << 30);
+  EXPECT_EQ(plan["mha_bytes_per_token_layer"], 32768);
+  EXPECT_EQ(plan["max_sequences"], 14 + 2);
+  EXPECT_EQ(plan["mha_max_sequences"], 1);
+  EXPECT_EQ(plan["memory"][0]["max_sequences"], 14);
+  EXPECT_EQ(plan["memory"][1]["name"], "T1");
+  EXPECT_EQ(plan["memory"][1]["max_tokens"], 262144);
+  command.insert(command.end(), {"--tp", "8", "--kv-dtype", "int8"});
+  ASSERT_EQ(Run(command), kDone) << err_;
+  EXPECT_EQ(json::parse(out_)["bytes_per_token_layer"], 2 * (128 + 4));
+}
+
+TEST_F(Palctl, PlanRefusesWhatItCannotSize) {
+  const std::string config = Write("config.json", R"({"num_hidden_layers": 2})");
+  const auto plan = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), {"plan", "--config", config, "--tokens", "100"});
+    return Run(more);
+  };
+  EXPECT_EQ(plan({}), kUsage) << "no memory";
+  EXPECT_EQ(plan({"--memory", "1GiB"}), kUsage);
+  EXPECT_THAT(err_, HasSubstr("num_attention_heads: expected"));
+  EXPECT_EQ(plan({"--memory", "much"}), kUsage);
+  EXPECT_THAT(err_, HasSubstr("'much' is not a size"));
+  EXPECT_EQ(plan({"--memory", "1GiB", "--memory", "2GiB"}), kUsage);
+  EXPECT_THAT(err_, HasSubstr("different names"));
+  EXPECT_EQ(plan({"--memory", "1GiB", "--kv-dtype", "fp16"}), kUsage);
+  EXPECT_THAT(err_, HasSubstr("expected one of bf16"));
+  EXPECT_EQ(Run({"plan", "--config", "/nowhere.json", "--memory", "1GiB", "--tokens", "1"}),
+            kFailed);
+}
+
 TEST_F(Palctl, BenchControlMeasuresRoundTrips) {
   ASSERT_EQ(Run({"bench", "control", "--calls", "100", "--json"}), kDone) << err_;
   const json result = json::parse(out_);

@@ -11,8 +11,9 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "common/json_fields.h"
 #include "common/json_text.h"
-#include "worker/model/json_fields.h"
+#include "common/kv_format.h"
 
 namespace palimpsest {
 namespace {
@@ -418,9 +419,9 @@ int32_t ModelConfig::head_rows() const {
 
 Bytes ModelConfig::KvTokenBytes() const {
   constexpr int64_t kKeyAndValue = 2;
-  const int64_t numbers =
-      latent.has_value() ? latent->cache_width() : kKeyAndValue * num_kv_heads * head_dim;
-  return Bytes(KvElementBytes(kv_dtype) * numbers);
+  const KvFormat format = {.bits = 8 * KvElementBytes(kv_dtype)};
+  if (latent.has_value()) return format.RowBytes(latent->cache_width());
+  return format.RowBytes(head_dim) * num_kv_heads * kKeyAndValue;
 }
 
 Bytes ModelConfig::KvBytes(int64_t tokens) const { return KvTokenBytes() * num_layers * tokens; }

@@ -1,7 +1,7 @@
 // Reading of JSON objects that others wrote (config.json): typed, bounded, with errors that name
 // the key.
-#ifndef PALIMPSEST_WORKER_MODEL_JSON_FIELDS_H_
-#define PALIMPSEST_WORKER_MODEL_JSON_FIELDS_H_
+#ifndef PALIMPSEST_COMMON_JSON_FIELDS_H_
+#define PALIMPSEST_COMMON_JSON_FIELDS_H_
 
 #include <algorithm>
 #include <cstdint>
@@ -130,4 +130,4 @@ class JsonFields {
 
 }  // namespace palimpsest
 
-#endif  // PALIMPSEST_WORKER_MODEL_JSON_FIELDS_H_
+#endif  // PALIMPSEST_COMMON_JSON_FIELDS_H_
