@@ -203,6 +203,9 @@ class TierStore {
   TierStatus status() const;
   TenantTierStatus tenant_status(const std::string& tenant) const;
 
+  // Recounts everything that is kept in sums. For tests and for the operator's doctor.
+  absl::Status CheckConsistency() const;
+
   // Whether the breaker is closed before `timeout` is over.
   bool WaitUntilServing(absl::Duration timeout) const;
 
