@@ -40,8 +40,9 @@ struct StoredBlock {
 };
 
 // Errors of operations: NotFound (it is not there any more: a miss, no fault of the tier),
-// ResourceExhausted (the medium is full: no fault either), DataLoss (what is there is damaged:
-// treated as a wrong checksum); all others count as a failure of the tier.
+// ResourceExhausted (the medium is full: no fault either), AlreadyExists (another node has stored
+// the block in a shared tier: no fault either), DataLoss (what is there is damaged: treated as a
+// wrong checksum); all others count as a failure of the tier.
 class TierBackend {
  public:
   enum class RemoveReason {

@@ -173,7 +173,8 @@ class TierStore {
   // Any error, now or in `done`, is a miss.
   absl::Status Load(TierLoad request, Done done);
 
-  // AlreadyExists if the key is here, ResourceExhausted if there is no room. Removing or purging it
+  // AlreadyExists if the key is here, or another node stored the block in a shared tier (so that a
+  // load finds it); ResourceExhausted if there is no room. Removing or purging it
   // meanwhile ends it with Cancelled.
   absl::Status Store(TierStoring request, Done done);
 

@@ -171,7 +171,8 @@ void TierStore::Core::CancelCondemned(Actions* actions) {
 }
 
 void TierStore::Core::Judge(const absl::Status& status, absl::Duration elapsed, absl::Time now) {
-  const bool ok = status.ok() || absl::IsNotFound(status) || absl::IsResourceExhausted(status);
+  const bool ok = status.ok() || absl::IsNotFound(status) || absl::IsResourceExhausted(status) ||
+                  absl::IsAlreadyExists(status);
   if (!ok) {
     last_failure_ = std::string(status.message());
   } else if (elapsed > breaker_.slow()) {
@@ -281,6 +282,7 @@ void TierStore::Core::FinishStore(Job* job, const Completion& completion, Action
   if (!status.ok()) {
     if (job->done) {
       ++(completion.source_corrupt           ? counters_.unstored.corrupt
+         : absl::IsAlreadyExists(status)     ? counters_.unstored.duplicate
          : absl::IsResourceExhausted(status) ? counters_.unstored.full
                                              : counters_.unstored.failed);
     }

@@ -145,6 +145,8 @@ class Fuzzer {
   }
 
   Request* NewRequest(std::vector<std::byte> bytes) {
+    std::erase_if(requests_,
+                  [](const auto& request) { return request->answered && request->pin.expired(); });
     requests_.push_back(std::make_unique<Request>());
     requests_.back()->memory = std::make_shared<std::vector<std::byte>>(std::move(bytes));
     return requests_.back().get();
@@ -228,15 +230,15 @@ class Fuzzer {
 TEST(TierStoreFuzz, RandomActionsKeepEveryInvariant) {
   uint64_t hits = 0;
   uint64_t times_opened = 0;
-  for (uint64_t seed = 0; seed < 60 && !testing::Test::HasFailure(); ++seed) {
+  for (uint64_t seed = 0; seed < 25 && !testing::Test::HasFailure(); ++seed) {
     SCOPED_TRACE(seed);
     Fuzzer fuzzer(seed);
     fuzzer.Run(600);
     hits += fuzzer.hits();
     times_opened += fuzzer.times_opened();
   }
-  EXPECT_GT(hits, 300) << "hardly anything was served, so hardly anything was tested";
-  EXPECT_GT(times_opened, 10);
+  EXPECT_GT(hits, 120) << "hardly anything was served, so hardly anything was tested";
+  EXPECT_GT(times_opened, 5);
 }
 
 class MemoryMedium : public BlockingBackend {
