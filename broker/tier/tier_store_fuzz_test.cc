@@ -230,15 +230,15 @@ class Fuzzer {
 TEST(TierStoreFuzz, RandomActionsKeepEveryInvariant) {
   uint64_t hits = 0;
   uint64_t times_opened = 0;
-  for (uint64_t seed = 0; seed < 25 && !testing::Test::HasFailure(); ++seed) {
+  for (uint64_t seed = 0; seed < 12 && !testing::Test::HasFailure(); ++seed) {
     SCOPED_TRACE(seed);
     Fuzzer fuzzer(seed);
     fuzzer.Run(600);
     hits += fuzzer.hits();
     times_opened += fuzzer.times_opened();
   }
-  EXPECT_GT(hits, 120) << "hardly anything was served, so hardly anything was tested";
-  EXPECT_GT(times_opened, 5);
+  EXPECT_GT(hits, 60) << "hardly anything was served, so hardly anything was tested";
+  EXPECT_GT(times_opened, 2);
 }
 
 class MemoryMedium : public BlockingBackend {
