@@ -3,10 +3,14 @@
 #include <zlib.h>
 
 #include <algorithm>
+#include <limits>
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <utility>
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
@@ -54,6 +58,85 @@ absl::Status LineError(size_t line, absl::string_view expected, absl::string_vie
       absl::StrCat("line ", line, ": expected ", expected, ", got '", got.substr(0, 64), "'"));
 }
 
+// Where a line of a CSV has what.
+struct Columns {
+  size_t time = 0;
+  std::optional<size_t> prompt_tokens, output_tokens;
+};
+
+absl::StatusOr<Columns> ReadTitles(absl::string_view row, bool lengths) {
+  const std::vector<absl::string_view> titles = absl::StrSplit(row, ',');
+  const auto find = [&titles](absl::string_view title) -> std::optional<size_t> {
+    const auto found = std::find(titles.begin(), titles.end(), title);
+    if (found == titles.end()) return std::nullopt;
+    return static_cast<size_t>(found - titles.begin());
+  };
+  const std::optional<size_t> time = find("TIMESTAMP");
+  if (!time.has_value()) return LineError(1, "a column TIMESTAMP", row);
+  Columns columns{.time = *time, .prompt_tokens = {}, .output_tokens = {}};
+  if (!lengths) return columns;
+  columns.prompt_tokens = find("ContextTokens");
+  columns.output_tokens = find("GeneratedTokens");
+  if (columns.prompt_tokens.has_value() && columns.output_tokens.has_value()) return columns;
+  return LineError(1, "columns ContextTokens and GeneratedTokens", row);
+}
+
+bool ReadTime(absl::string_view cell, absl::Time& time) {
+  std::string error;
+  return absl::ParseTime("%Y-%m-%d %H:%M:%E*S", cell, &time, &error) &&
+         time != absl::InfiniteFuture() && time != absl::InfinitePast();
+}
+
+bool ReadLength(absl::string_view cell, int64_t& length) {
+  return absl::SimpleAtoi(cell, &length) && length >= 0 &&
+         length <= std::numeric_limits<int32_t>::max();
+}
+
+// By time.
+absl::StatusOr<std::vector<TimedRequest>> ReadRows(absl::string_view csv, bool lengths) {
+  struct Row {
+    absl::Time time;
+    TimedRequest request;
+  };
+  std::vector<Row> rows;
+  Columns columns;
+  size_t line = 0;
+  for (absl::string_view row : absl::StrSplit(csv, '\n')) {
+    ++line;
+    row = absl::StripSuffix(row, "\r");
+    if (line == 1) {
+      const absl::StatusOr<Columns> titles = ReadTitles(row, lengths);
+      if (!titles.ok()) return titles.status();
+      columns = *titles;
+      continue;
+    }
+    if (row.empty()) continue;
+    if (rows.size() == kMostRecords) {
+      return absl::OutOfRangeError(absl::StrCat("more than ", kMostRecords, " arrivals"));
+    }
+    const std::vector<absl::string_view> cells = absl::StrSplit(row, ',');
+    Row read;
+    if (cells.size() <= columns.time || !ReadTime(cells[columns.time], read.time)) {
+      return LineError(line, "a time such as 2023-11-16 18:17:03.97 in the column TIMESTAMP", row);
+    }
+    if (lengths && (cells.size() <= std::max(*columns.prompt_tokens, *columns.output_tokens) ||
+                    !ReadLength(cells[*columns.prompt_tokens], read.request.prompt_tokens) ||
+                    !ReadLength(cells[*columns.output_tokens], read.request.output_tokens))) {
+      return LineError(line, "numbers in the columns ContextTokens and GeneratedTokens", row);
+    }
+    rows.push_back(read);
+  }
+  std::stable_sort(rows.begin(), rows.end(),
+                   [](const Row& a, const Row& b) { return a.time < b.time; });
+  std::vector<TimedRequest> requests;
+  requests.reserve(rows.size());
+  for (const Row& row : rows) {
+    requests.push_back(row.request);
+    requests.back().arrival = row.time - rows.front().time;
+  }
+  return requests;
+}
+
 }  // namespace
 
 absl::StatusOr<std::string> ReadTraceFile(const std::string& path, Bytes limit) {
@@ -64,72 +147,65 @@ absl::StatusOr<std::string> ReadTraceFile(const std::string& path, Bytes limit) 
 }
 
 absl::StatusOr<std::vector<absl::Duration>> ParseArrivals(absl::string_view csv) {
-  std::vector<absl::Time> times;
-  size_t line = 0, column = 0;
-  for (absl::string_view row : absl::StrSplit(csv, '\n')) {
-    ++line;
-    row = absl::StripSuffix(row, "\r");
-    if (line == 1) {
-      const std::vector<absl::string_view> titles = absl::StrSplit(row, ',');
-      const auto found = std::find(titles.begin(), titles.end(), "TIMESTAMP");
-      if (found == titles.end()) return LineError(1, "a column TIMESTAMP", row);
-      column = static_cast<size_t>(found - titles.begin());
-      continue;
-    }
-    if (row.empty()) continue;
-    if (times.size() == kMostRecords) {
-      return absl::OutOfRangeError(absl::StrCat("more than ", kMostRecords, " arrivals"));
-    }
-    const std::vector<absl::string_view> cells = absl::StrSplit(row, ',');
-    absl::Time time;
-    std::string error;
-    if (cells.size() <= column ||
-        !absl::ParseTime("%Y-%m-%d %H:%M:%E*S", cells[column], &time, &error) ||
-        time == absl::InfiniteFuture() || time == absl::InfinitePast()) {
-      return LineError(line, "a time such as 2023-11-16 18:17:03.97 in the column TIMESTAMP", row);
-    }
-    times.push_back(time);
-  }
-  if (times.size() < 2) {
+  const absl::StatusOr<std::vector<TimedRequest>> requests = ReadRows(csv, /*lengths=*/false);
+  if (!requests.ok()) return requests.status();
+  if (requests->size() < 2) {
     return absl::InvalidArgumentError(
-        absl::StrCat("expected at least two arrivals, got ", times.size()));
+        absl::StrCat("expected at least two arrivals, got ", requests->size()));
   }
-  std::sort(times.begin(), times.end());
-  if (times.front() == times.back()) {
+  if (requests->back().arrival == absl::ZeroDuration()) {
     return absl::InvalidArgumentError("expected arrivals at different times, all are the same");
   }
   std::vector<absl::Duration> arrivals;
-  arrivals.reserve(times.size());
-  for (const absl::Time time : times) arrivals.push_back(time - times.front());
+  arrivals.reserve(requests->size());
+  for (const TimedRequest& request : *requests) arrivals.push_back(request.arrival);
   return arrivals;
 }
 
-absl::StatusOr<std::vector<RequestLengths>> ParseLengths(absl::string_view json,
-                                                         const LengthRules& rules) {
-  const auto records =
+absl::StatusOr<std::vector<TimedRequest>> ParseTimedRequests(absl::string_view csv) {
+  absl::StatusOr<std::vector<TimedRequest>> requests = ReadRows(csv, /*lengths=*/true);
+  if (requests.ok() && requests->empty()) {
+    return absl::InvalidArgumentError("expected at least one request, got none");
+  }
+  return requests;
+}
+
+absl::StatusOr<std::vector<PromptText>> ParsePrompts(absl::string_view json) {
+  auto records =
       ParseJson(json, {.max_bytes = static_cast<size_t>(kLongestTrace.count()), .max_depth = 8});
   if (!records.ok()) return records.status();
   if (!records->is_array() || records->empty() || records->size() > kMostRecords) {
     return absl::InvalidArgumentError(
         absl::StrCat("expected an array of 1 to ", kMostRecords, " requests"));
   }
-  std::vector<RequestLengths> lengths;
-  lengths.reserve(records->size());
-  for (const nlohmann::json& record : *records) {
+  std::vector<PromptText> prompts;
+  prompts.reserve(records->size());
+  for (nlohmann::json& record : *records) {
     const auto input = record.find("input"), output = record.find("output_length");
     if (!record.is_object() || input == record.end() || !input->is_string() ||
         output == record.end() || !output->is_number_unsigned() || output->get<uint64_t>() == 0) {
       return absl::InvalidArgumentError(absl::StrCat(
-          "request ", lengths.size(),
+          "request ", prompts.size(),
           R"(: expected {"input": TEXT, "output_length": TOKENS} with at least one token)"));
     }
-    const size_t tokens = input->get_ref<const std::string&>().size() /
-                          static_cast<size_t>(rules.characters_per_token);
+    prompts.push_back({std::move(input->get_ref<std::string&>()), output->get<uint64_t>()});
+  }
+  return prompts;
+}
+
+absl::StatusOr<std::vector<RequestLengths>> ParseLengths(absl::string_view json,
+                                                         const LengthRules& rules) {
+  const absl::StatusOr<std::vector<PromptText>> prompts = ParsePrompts(json);
+  if (!prompts.ok()) return prompts.status();
+  std::vector<RequestLengths> lengths;
+  lengths.reserve(prompts->size());
+  for (const PromptText& prompt : *prompts) {
+    const size_t tokens = prompt.text.size() / static_cast<size_t>(rules.characters_per_token);
     lengths.push_back({.prompt_tokens = static_cast<int32_t>(
                            std::clamp<size_t>(tokens, static_cast<size_t>(rules.least_prompt),
                                               static_cast<size_t>(rules.most_prompt))),
                        .output_tokens = static_cast<int32_t>(std::min<uint64_t>(
-                           output->get<uint64_t>(), static_cast<uint64_t>(rules.most_output)))});
+                           prompt.output_tokens, static_cast<uint64_t>(rules.most_output)))});
   }
   return lengths;
 }

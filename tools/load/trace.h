@@ -27,6 +27,27 @@ absl::StatusOr<std::string> ReadTraceFile(const std::string& path, Bytes limit =
 // arrival, ascending; at least two, and not all at once.
 absl::StatusOr<std::vector<absl::Duration>> ParseArrivals(absl::string_view csv);
 
+struct TimedRequest {
+  absl::Duration arrival;  // since the first one's
+  int64_t prompt_tokens = 0;
+  int64_t output_tokens = 0;
+
+  friend bool operator==(const TimedRequest&, const TimedRequest&) = default;
+};
+
+// As ParseArrivals, but one is enough, and with the lengths in the columns ContextTokens and
+// GeneratedTokens, from 0 to 2^31 - 1.
+absl::StatusOr<std::vector<TimedRequest>> ParseTimedRequests(absl::string_view csv);
+
+struct PromptText {
+  std::string text;
+  uint64_t output_tokens = 0;
+};
+
+// A JSON array of {"input": TEXT, "output_length": TOKENS}, as ShareGPT's conversations are
+// prepared for LMBenchmark. At least one.
+absl::StatusOr<std::vector<PromptText>> ParsePrompts(absl::string_view json);
+
 struct RequestLengths {
   int32_t prompt_tokens = 0;
   int32_t output_tokens = 0;
@@ -42,8 +63,7 @@ struct LengthRules {
   int32_t most_output = 512;
 };
 
-// Lengths of a JSON array of {"input": TEXT, "output_length": TOKENS}, as ShareGPT's conversations
-// are prepared for LMBenchmark. A text counts in bytes. At least one.
+// The lengths of ParsePrompts' requests. A text counts in bytes.
 absl::StatusOr<std::vector<RequestLengths>> ParseLengths(absl::string_view json,
                                                          const LengthRules& rules);
 

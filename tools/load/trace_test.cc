@@ -88,6 +88,31 @@ TEST(ParseArrivals, RefusesWhatIsNoTrace) {
   EXPECT_LT(refusal(absl::StrCat("TIMESTAMP\n", std::string(100'000, 'x'))).size(), 200u);
 }
 
+TEST(ParseTimedRequests, ReadsLengthsInOrderOfArrival) {
+  const auto requests = ParseTimedRequests(
+      "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:00:01,30,4\n"
+      "2023-11-16 18:00:00.5,10,2147483647\r\n");
+  ASSERT_TRUE(requests.ok()) << requests.status();
+  EXPECT_THAT(*requests, ElementsAre(TimedRequest{absl::ZeroDuration(), 10, 2147483647},
+                                     TimedRequest{absl::Milliseconds(500), 30, 4}));
+}
+
+TEST(ParseTimedRequests, RefusesWhatIsNoTrace) {
+  const auto refusal = [](absl::string_view rows) {
+    const auto requests =
+        ParseTimedRequests(absl::StrCat("TIMESTAMP,ContextTokens,GeneratedTokens\n", rows));
+    EXPECT_EQ(requests.status().code(), absl::StatusCode::kInvalidArgument) << rows;
+    return std::string(requests.status().message());
+  };
+  EXPECT_THAT(refusal(""), HasSubstr("at least one request"));
+  for (const char* row : {"2023-11-16 18:00:01,30", "2023-11-16 18:00:01,30,",
+                          "2023-11-16 18:00:01,30,-1", "2023-11-16 18:00:01,2147483648,1"}) {
+    EXPECT_THAT(refusal(row), HasSubstr("line 2: expected numbers")) << row;
+  }
+  EXPECT_THAT(ParseTimedRequests("TIMESTAMP,ContextTokens\n").status().message(),
+              HasSubstr("line 1: expected columns"));
+}
+
 TEST(ParseLengths, CountsAndCutsToTheRules) {
   const auto lengths = ParseLengths(
       R"([{"input": "12345678", "output_length": 5, "more": 1},

@@ -156,6 +156,21 @@ struct PlanOptions {
 // Needs no node.
 int RunPlan(const PlanOptions& options, const Terminal& terminal);
 
+struct ReplayOptions {
+  std::string file;
+  std::string format;
+  std::string starts_file;  // tools/replay/trace_formats.h
+  uint64_t seed = 1;
+  std::string policy = "lru";
+  uint64_t blocks = 0;
+  uint64_t history = 1 << 16;
+  uint64_t token_bytes = 128 << 10;
+  bool leaves_first = false;
+  bool json = false;
+};
+// Needs no node.
+int RunReplay(const ReplayOptions& options, const Terminal& terminal);
+
 // Parses the command line and runs the command.
 int RunPalctl(int argc, const char* const* argv, const Terminal& terminal);
 

@@ -9,6 +9,8 @@
 #include "common/kv_format.h"
 #include "tools/palctl/bench_shapes.h"
 #include "tools/palctl/commands.h"
+#include "tools/replay/replayer.h"
+#include "tools/replay/trace_formats.h"
 
 namespace palimpsest::palctl {
 namespace {
@@ -55,6 +57,7 @@ struct CommandLine {
   BenchActivationOptions bench_activation;
   BenchRemapOptions bench_remap;
   PlanOptions plan;
+  ReplayOptions replay;
 };
 
 void AddStatus(CLI::App& app, CommandLine& line) {
@@ -258,6 +261,46 @@ void AddPlan(CLI::App& app, PlanOptions& options) {
       "{bytes_per_token_layer, bytes_per_sequence, max_sequences, mha_..., groups, memory}");
 }
 
+void AddReplay(CLI::App& app, ReplayOptions& options) {
+  CLI::App* replay = app.add_subcommand(
+      "replay",
+      "runs a recorded stream of requests through a cache of KV blocks under a policy, beside the "
+      "infinite cache, Belady's optimum and LRU; needs no node");
+  replay->add_option("--trace", options.file, "what was recorded; may be packed by gzip")
+      ->required()
+      ->type_name("FILE");
+  replay->add_option("--format", options.format, "of the file")
+      ->required()
+      ->check(CLI::IsMember(replay::TraceFormats()));
+  replay->add_option("--policy", options.policy, "which blocks go")
+      ->check(CLI::IsMember(replay::ReplayPolicies()))
+      ->capture_default_str();
+  replay->add_option("--blocks", options.blocks, "size of the cache")
+      ->required()
+      ->check(CLI::Range(uint64_t{1}, uint64_t{replay::kMostBlocks}));
+  replay->add_flag("--leaves-first", options.leaves_first,
+                   "a block goes after those behind it, as in the broker; otherwise blocks are as "
+                   "if they had nothing to do with each other, as in papers");
+  replay
+      ->add_option("--history", options.history,
+                   "blocks that are remembered though they are not cached, with leaves first")
+      ->check(CLI::Range(uint64_t{0}, uint64_t{replay::kMostBlocks}))
+      ->capture_default_str();
+  replay->add_option("--seed", options.seed, "claude-code: which merging of the sessions")
+      ->capture_default_str();
+  replay
+      ->add_option("--starts", options.starts_file,
+                   "claude-code: when each session starts (default: claude_code_starts.csv beside "
+                   "the trace)")
+      ->type_name("FILE");
+  replay
+      ->add_option("--token-bytes", options.token_bytes,
+                   "KV of a token, to show bytes; the default is Llama-3-8B's in bf16")
+      ->check(CLI::Range(uint64_t{1}, uint64_t{1} << 24))
+      ->capture_default_str();
+  replay->add_flag("--json", options.json, "everything as JSON, rates from 0 to 1");
+}
+
 void AddOthers(CLI::App& app, CommandLine& line) {
   CLI::App* tokenize = app.add_subcommand("tokenize", "prints the token ids of a text");
   tokenize->add_option("text", line.tokenize.text)->required();
@@ -351,6 +394,7 @@ int RunPalctl(int argc, const char* const* argv, const Terminal& terminal) {
   AddRemap(app, line.remap);
   AddGenerate(app, line);
   AddPlan(app, line.plan);
+  AddReplay(app, line.replay);
   AddOthers(app, line);
   try {
     app.parse(argc, argv);
@@ -358,6 +402,7 @@ int RunPalctl(int argc, const char* const* argv, const Terminal& terminal) {
     return app.exit(error, terminal.out, terminal.err) == 0 ? kDone : kUsage;
   }
   if (app.got_subcommand("plan")) return RunPlan(line.plan, terminal);
+  if (app.got_subcommand("replay")) return RunReplay(line.replay, terminal);
   if (app.got_subcommand("bench") && app.get_subcommand("bench")->got_subcommand("engine")) {
     return RunBenchEngine(std::move(line.bench_engine), terminal);
   }

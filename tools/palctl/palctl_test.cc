@@ -479,6 +479,35 @@ TEST_F(Palctl, PlanRefusesWhatItCannotSize) {
             kFailed);
 }
 
+TEST_F(Palctl, ReplayRunsATraceUnderAPolicyBesideItsBounds) {
+  const std::string trace =
+      Write("trace.jsonl",
+            R"({"timestamp": 0, "input_length": 1536, "output_length": 1, "hash_ids": [1, 2, 3]}
+{"timestamp": 5, "input_length": 512, "output_length": 1, "hash_ids": [4]}
+{"timestamp": 9, "input_length": 1536, "output_length": 1, "hash_ids": [1, 2, 3]})");
+  const std::vector<std::string> command = {"replay",   "--trace",  trace, "--format",
+                                            "mooncake", "--blocks", "3"};
+  ASSERT_EQ(Run(command), kDone) << err_;
+  EXPECT_THAT(out_, HasSubstr("3 requests in 9ms, 7 blocks of 512 tokens, 4 of them distinct"));
+  std::vector<std::string> more = command;
+  more.insert(more.end(), {"--policy", "gdsf", "--leaves-first", "--json"});
+  ASSERT_EQ(Run(more), kDone) << err_;
+  const json result = json::parse(out_);
+  EXPECT_EQ(result["policy"], "gdsf");
+  EXPECT_DOUBLE_EQ(result["hit_rate_blocks"], 2.0 / 7);
+  EXPECT_DOUBLE_EQ(result["hit_rate_tokens"], 2.0 / 7);
+  EXPECT_DOUBLE_EQ(result["lru"], 0);
+  EXPECT_DOUBLE_EQ(result["belady"], 3.0 / 7);
+  EXPECT_DOUBLE_EQ(result["infinite"], 3.0 / 7);
+  more = command;
+  more.back() = "0";
+  EXPECT_EQ(Run(more), kUsage);
+  more = command;
+  more[4] = "claude-code";
+  EXPECT_EQ(Run(more), kFailed) << "when sessions start is not there";
+  EXPECT_THAT(err_, HasSubstr("claude_code_starts.csv"));
+}
+
 TEST_F(Palctl, BenchControlMeasuresRoundTrips) {
   ASSERT_EQ(Run({"bench", "control", "--calls", "100", "--json"}), kDone) << err_;
   const json result = json::parse(out_);
