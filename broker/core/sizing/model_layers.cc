@@ -86,6 +86,12 @@ class LayerReader {
       return Where([&](int32_t i) { return i % period == offset; });
     }
     if (fields_.Find("attn_layer_indices") != nullptr) return KindsByIndex();
+    if (const json* types = fields_.Find("attn_type_list"); types != nullptr) {
+      if (*types != json(static_cast<size_t>(count_), 1)) {
+        fields_.Fail("attn_type_list",
+                     absl::StrCat("num_hidden_layers = ", count_, " times 1 (softmax attention)"));
+      }
+    }
     const bool interval = fields_.Find("full_attention_interval") != nullptr;
     if (interval || family_.layers == LayerRule::kPeriodicAttention) {
       const int32_t period =

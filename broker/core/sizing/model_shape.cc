@@ -43,11 +43,16 @@ int64_t GroupsOfRank(int64_t heads, int64_t groups, int64_t ranks) {
   return most;
 }
 
+// A key and a value.
+Bytes HeadTokenBytes(const AttentionShape& attention, const KvFormat& format) {
+  return format.RowBytes(attention.key_dim) + format.RowBytes(attention.value_dim);
+}
+
 Bytes TokenBytes(const AttentionShape& attention, const ShardOptions& options) {
   const KvFormat& format = options.format;
   const Bytes index = format.RowBytes(attention.index_dim);
   if (attention.latent_dim > 0) return format.RowBytes(attention.latent_dim) + index;
-  const Bytes head = format.RowBytes(attention.key_dim) + format.RowBytes(attention.value_dim);
+  const Bytes head = HeadTokenBytes(attention, format);
   return head * GroupsOfRank(attention.heads, attention.kv_heads, options.ranks) + index;
 }
 
@@ -89,12 +94,25 @@ absl::StatusOr<std::vector<KvGroup>> MultiHeadGroups(const ModelShape& model,
   const KvFormat unscaled = {.bits = options.format.bits};
   KvGroup group;
   group.layers = static_cast<int32_t>(model.layers.size());
-  group.token_bytes =
-      attention.heads > 0
-          ? (unscaled.RowBytes(attention.key_dim) + unscaled.RowBytes(attention.value_dim)) *
-                (attention.heads / options.ranks)
-          : unscaled.RowBytes(model.hidden_size) * 2 / options.ranks;
+  group.token_bytes = attention.heads > 0
+                          ? HeadTokenBytes(attention, unscaled) * (attention.heads / options.ranks)
+                          : unscaled.RowBytes(model.hidden_size) * 2 / options.ranks;
   return std::vector<KvGroup>{group};
+}
+
+absl::StatusOr<Bytes> KvHeadBytes(const ModelShape& model, const KvFormat& format,
+                                  int64_t block_tokens) {
+  if (block_tokens < 1 || block_tokens > KvSizing::kMaxBlockTokens) {
+    return absl::InvalidArgumentError(absl::StrCat("KV of a head: block_tokens: expected 1 to ",
+                                                   KvSizing::kMaxBlockTokens, ", got ",
+                                                   block_tokens));
+  }
+  if (model.attention.heads == 0 || model.attention.latent_dim > 0) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "KV of a head: expected attention whose heads have keys and values of their own, got ",
+        model.attention.heads == 0 ? "no attention" : "latent attention"));
+  }
+  return HeadTokenBytes(model.attention, format) * block_tokens;
 }
 
 }  // namespace palimpsest

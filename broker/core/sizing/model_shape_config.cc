@@ -5,6 +5,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
 #include "broker/core/sizing/model_family.h"
 #include "broker/core/sizing/model_layers.h"
 #include "broker/core/sizing/model_shape.h"
@@ -37,6 +38,25 @@ absl::string_view Spelled(const JsonFields& fields, Names names) {
 
 constexpr Names kLayers = {"num_hidden_layers", "n_layer", "n_layers", "num_layers"};
 
+// Python writes numbers that JSON does not have, such as the Infinity of a "time_step_limit". No
+// size is one: they become null.
+std::string WithoutNonNumbers(absl::string_view text) {
+  std::string json;
+  bool quoted = false;
+  while (!text.empty()) {
+    if (text.front() == '"') quoted = !quoted;
+    const size_t escaped = quoted && text.front() == '\\' && text.size() > 1 ? 2 : 1;
+    if (!quoted && (absl::ConsumePrefix(&text, "-Infinity") ||
+                    absl::ConsumePrefix(&text, "Infinity") || absl::ConsumePrefix(&text, "NaN"))) {
+      json += "null";
+      continue;
+    }
+    json.append(text.data(), escaped);
+    text.remove_prefix(escaped);
+  }
+  return json;
+}
+
 // The object that describes the text model of a multimodal one.
 const json& TextModel(const json& config) {
   constexpr int kMostNested = 3;
@@ -55,8 +75,8 @@ const json& TextModel(const json& config) {
 // Keys that make layers differ in ways that are not modelled here.
 void RefuseUnknownLayers(JsonFields& fields) {
   for (const char* key :
-       {"attn_type_list", "block_configs", "compress_ratios", "global_head_dim",
-        "hybrid_layer_pattern", "linear_attn_config", "num_global_key_value_heads"}) {
+       {"block_configs", "compress_ratios", "global_head_dim", "hybrid_layer_pattern",
+        "linear_attn_config", "num_global_key_value_heads"}) {
     if (fields.Find(key) != nullptr) fields.Fail(key, "none (KV of such layers is not known)");
   }
   if (fields.BoolOr("is_encoder_decoder", false)) {
@@ -107,7 +127,7 @@ AttentionShape ReadAttention(JsonFields& fields, const ModelFamily& family, int3
     shape.latent_dim = fields.Int("kv_lora_rank", 1, kMostHeadDim) +
                        fields.Int("qk_rope_head_dim", 1, kMostHeadDim);
     shape.key_dim = fields.Int("qk_nope_head_dim", 1, kMostHeadDim);
-    shape.value_dim = fields.Int("v_head_dim", 1, kMostHeadDim);
+    shape.value_dim = fields.IntOr("v_head_dim", 1, kMostHeadDim, shape.key_dim);
     return shape;
   }
   shape.kv_heads = ReadKvHeads(fields, family, shape.heads);
@@ -212,7 +232,8 @@ RecurrentShape ReadRecurrent(JsonFields& fields, const ModelFamily& family, int3
 }  // namespace
 
 absl::StatusOr<ModelShape> ParseModelShape(absl::string_view config_json) {
-  auto document = ParseJson(config_json, {.max_bytes = kMostConfigBytes});
+  auto document = ParseJson(WithoutNonNumbers(config_json.substr(0, kMostConfigBytes + 1)),
+                            {.max_bytes = kMostConfigBytes});
   if (!document.ok()) {
     return absl::InvalidArgumentError(absl::StrCat("config.json: ", document.status().message()));
   }
@@ -229,8 +250,8 @@ absl::StatusOr<ModelShape> ParseModelShape(absl::string_view config_json) {
   const ModelFamily& family = FindModelFamily(named ? fields : whole);
   ModelShape model;
   model.model_type = (named ? fields : whole).StringOr("model_type", family.name);
-  model.hidden_size =
-      fields.IntOr(Spelled(fields, {"hidden_size", "n_embd", "d_model"}), 1, kMostHidden, 0);
+  model.hidden_size = fields.IntOr(Spelled(fields, {"hidden_size", "n_embd", "n_embed", "d_model"}),
+                                   1, kMostHidden, 0);
   model.max_position = fields.OptionalInt(
       Spelled(fields, {"max_position_embeddings", "n_positions", "max_seq_len", "seq_length"}), 1,
       kMostPosition);

@@ -96,8 +96,8 @@ TEST(ParseModelShape, AnIndexerKeepsAKeyOfItsOwn) {
                                {"v_head_dim", 128}});
   EXPECT_EQ(TokenBytes(config), Bytes(1152));
   EXPECT_EQ(TokenBytes(With(config, {{"index_head_dim", 128}})), Bytes(1152 + 256));
-  config.erase("v_head_dim");
-  EXPECT_THAT(Refusal(config), HasSubstr("v_head_dim"));
+  config.erase("qk_rope_head_dim");
+  EXPECT_THAT(Refusal(config), HasSubstr("qk_rope_head_dim"));
 }
 
 TEST(ParseModelShape, WindowsAreWhereEachFamilyHasThem) {
@@ -147,6 +147,9 @@ TEST(ParseModelShape, RecurrentLayersAreListedInManyWays) {
             "rrbrrb");
   EXPECT_EQ(of({{"hybrid_override_pattern", "M-M*-E"}}), "r-ra--");
   EXPECT_EQ(of({{"model_type", "falcon_h1"}}), "bbbbbb");
+  EXPECT_EQ(of({{"attn_type_list", json(6, 1)}}), "aaaaaa");
+  EXPECT_THAT(Refusal(With(Llama(), {{"attn_type_list", {1, 1, 1, 1, 1, 0}}})),
+              HasSubstr("attn_type_list"));
 }
 
 TEST(ParseModelShape, RefusesListsThatAreNone) {
@@ -164,6 +167,16 @@ TEST(ParseModelShape, RefusesListsThatAreNone) {
   }
   EXPECT_THAT(Refusal(With(Llama(), {{"layer_types", json(6, "lightning")}})),
               HasSubstr("full_attention, sliding_attention"));
+}
+
+TEST(ParseModelShape, NumbersThatJsonLacksAreNoSizes) {
+  std::string text = With(Llama(), {{"note", "\"NaN"}, {"limit", {0, 1, 2}}}).dump();
+  text.replace(text.find("[0,1,2]"), 7, "[NaN,-Infinity, Infinity]");
+  const auto shape = ParseModelShape(text);
+  ASSERT_TRUE(shape.ok()) << shape.status();
+  EXPECT_EQ(shape->layers.size(), 6u);
+  text.replace(text.find("4096"), 4, "Infinity");
+  EXPECT_FALSE(ParseModelShape(text).ok());
 }
 
 TEST(ParseModelShape, StatesOfEachKindOfRecurrence) {
