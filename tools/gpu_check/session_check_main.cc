@@ -27,7 +27,6 @@ namespace {
 
 using Limit = CheckReport::Limit;
 
-constexpr Bytes kSlab = MiB(32);
 constexpr int kGrant = 32;  // 1 GiB, on one GPU
 constexpr int kRounds = 5;
 

@@ -33,8 +33,7 @@ double Median(std::vector<double> values) {
 class Bench {
  public:
   Bench(const TestModel& model, int threads, const Kernels* kernels)
-      : model_(model),
-        kv_(model.config(), kBlockTokens, kSequences * kContext / kBlockTokens + 1),
+      : kv_(model.config(), kBlockTokens, kSequences * kContext / kBlockTokens + 1),
         blocks_(kSequences),
         runner_(CpuRunner::Create(
                     model.config(), model.layout(), {model.image(), kv_.data(), kv_.block_bytes()},
@@ -77,7 +76,6 @@ class Bench {
     return std::chrono::duration<double>(Clock::now() - start).count();
   }
 
-  const TestModel& model_;
   TestKv kv_;
   std::vector<std::vector<BlockId>> blocks_;
   std::vector<TokenId> tokens_;
