@@ -1,0 +1,56 @@
+#include "broker/tier/nvme/block_device.h"
+
+#include <cassert>
+#include <cstring>
+#include <new>
+
+#include "common/mutex.h"
+
+namespace palimpsest {
+namespace {
+
+struct Waiter {
+  IoRequest::Done Done() {
+    return [this](absl::Status result) {
+      status = std::move(result);
+      finished.Notify();
+    };
+  }
+  absl::Status Wait() {
+    finished.WaitForNotification();
+    return status;
+  }
+
+  absl::Status status;
+  Notification finished;
+};
+
+}  // namespace
+
+AlignedBuffer::AlignedBuffer(Bytes size) : size_(static_cast<size_t>(size.count())) {
+  assert(size_ % kIoUnit.count() == 0);
+  if (size_ == 0) return;
+  data_.reset(static_cast<std::byte*>(std::aligned_alloc(kIoUnit.count(), size_)));
+  if (data_ == nullptr) throw std::bad_alloc();
+  std::memset(data_.get(), 0, size_);
+}
+
+absl::Status ReadAndWait(BlockDevice& device, Bytes offset, absl::Span<std::byte> to) {
+  Waiter waiter;
+  device.Submit(IoRequest::Read(offset, to, waiter.Done()));
+  return waiter.Wait();
+}
+
+absl::Status WriteAndWait(BlockDevice& device, Bytes offset, absl::Span<const std::byte> from) {
+  Waiter waiter;
+  device.Submit(IoRequest::Write(offset, from, waiter.Done()));
+  return waiter.Wait();
+}
+
+absl::Status FlushAndWait(BlockDevice& device) {
+  Waiter waiter;
+  device.Submit(IoRequest::Flush(waiter.Done()));
+  return waiter.Wait();
+}
+
+}  // namespace palimpsest
