@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "common/cuda/context.h"
+#include "common/cuda/repeated_mapping.h"
 #include "common/cuda/testing/fake_driver.h"
 #include "common/cuda/virtual_memory.h"
 #include "gtest/gtest.h"
@@ -67,6 +68,46 @@ TEST_F(CudaMemoryTest, LivesAsLongAsHandleMappingOrDescriptor) {
   bytes[kSlab.count() * 2 + 5] = 9;
   EXPECT_EQ(bytes[kSlab.count() + 5], 9);
   EXPECT_TRUE(range->Unmap(kSlab, kSlab * 2).ok());
+}
+
+// Two slabs side by side, repeated over five, of which the last is a whole one, too.
+TEST_F(CudaMemoryTest, LiesBehindOtherAddressesOverAndOver) {
+  auto range = CudaAddressRange::Reserve(Driver(), 1, kSlab * 3);
+  ASSERT_TRUE(range.ok()) << range.status();
+  for (int i = 0; i < 2; ++i) {
+    auto slab = CudaAllocation::Create(Driver(), 1, kSlab);
+    ASSERT_TRUE(slab.ok()) << slab.status();
+    ASSERT_TRUE(range->Map(kSlab * i, kSlab, *slab).ok());
+  }
+  ASSERT_TRUE(range->Open(Bytes(0), kSlab * 2).ok());
+  const Bytes in_use = FakeCuda::InUse(1);
+  const size_t handles = FakeCuda::Handles(), mappings = FakeCuda::Mappings();
+  const RepeatedMapping::Memory memory = {range->base(), kSlab * 2, kSlab};
+  {
+    const auto repeated = RepeatedMapping::Map(Driver(), 1, memory, kSlab * 4 + Bytes(1));
+    ASSERT_TRUE(repeated.ok()) << repeated.status();
+    EXPECT_EQ(repeated->size(), kSlab * 5);
+    EXPECT_EQ(FakeCuda::InUse(1), in_use);
+    auto* const bytes = reinterpret_cast<char*>(range->base());
+    const auto* const seen = reinterpret_cast<const char*>(repeated->base());
+    bytes[3] = 1;
+    bytes[kSlab.count() + 3] = 2;
+    for (int i = 0; i < 5; ++i) EXPECT_EQ(seen[(kSlab * i).count() + 3], 1 + i % 2) << i;
+  }
+  EXPECT_EQ(FakeCuda::Handles(), handles);
+  EXPECT_EQ(FakeCuda::Mappings(), mappings);
+
+  const auto refusal = [&](RepeatedMapping::Memory wrong) {
+    return RepeatedMapping::Map(Driver(), 1, wrong, kSlab * 4).status();
+  };
+  EXPECT_TRUE(absl::IsInvalidArgument(refusal({memory.address, kSlab * 3 / 2, kSlab})));
+  EXPECT_TRUE(absl::IsInvalidArgument(refusal({memory.address, kSlab * 2, Bytes(0)})));
+  // Nothing is mapped at the third place; and these are not the pieces.
+  EXPECT_FALSE(refusal({memory.address, kSlab * 3, kSlab}).ok());
+  EXPECT_FALSE(refusal({memory.address, kSlab * 2, kSlab * 2}).ok());
+  EXPECT_EQ(FakeCuda::Handles(), handles);
+  EXPECT_EQ(FakeCuda::Mappings(), mappings);
+  EXPECT_TRUE(range->Unmap(Bytes(0), kSlab * 2).ok());
 }
 
 TEST_F(CudaMemoryTest, RefusesWhatIsNotASlab) {

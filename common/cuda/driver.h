@@ -39,6 +39,7 @@ namespace palimpsest {
   F(cuMemGetInfo)                           \
   F(cuMemCreate)                            \
   F(cuMemRelease)                           \
+  F(cuMemRetainAllocationHandle)            \
   F(cuMemExportToShareableHandle)           \
   F(cuMemImportFromShareableHandle)         \
   F(cuMemGetAllocationPropertiesFromHandle) \

@@ -15,7 +15,7 @@ CUmemAllocationProp PropertiesOn(int ordinal) {
 
 size_t Size(Bytes bytes) { return static_cast<size_t>(bytes.count()); }
 
-CUdeviceptr At(CUdeviceptr base, Bytes offset) {
+CUdeviceptr Behind(CUdeviceptr base, Bytes offset) {
   return base + static_cast<CUdeviceptr>(offset.count());
 }
 
@@ -75,6 +75,16 @@ absl::StatusOr<CudaAllocation> CudaAllocation::Import(const CudaDriver& driver, 
   return memory;
 }
 
+absl::StatusOr<CudaAllocation> CudaAllocation::At(const CudaDriver& driver, CUdeviceptr address) {
+  CudaAllocation memory;
+  absl::Status status = driver.Check(
+      driver.cuMemRetainAllocationHandle(&memory.handle_, reinterpret_cast<void*>(address)),
+      "asking for the GPU memory that is mapped at an address");
+  if (!status.ok()) return status;
+  memory.driver_ = &driver;
+  return memory;
+}
+
 void CudaAllocation::Reset() {
   if (driver_ != nullptr) driver_->cuMemRelease(handle_);
   driver_ = nullptr;
@@ -111,19 +121,19 @@ CudaAddressRange::~CudaAddressRange() {
 }
 
 absl::Status CudaAddressRange::Map(Bytes offset, Bytes size, const CudaAllocation& memory) const {
-  return driver_->Check(driver_->cuMemMap(At(base_, offset), Size(size), 0, memory.get(), 0),
+  return driver_->Check(driver_->cuMemMap(Behind(base_, offset), Size(size), 0, memory.get(), 0),
                         absl::StrCat("mapping ", size.ToString(), " of GPU memory"));
 }
 
 absl::Status CudaAddressRange::Open(Bytes offset, Bytes size) const {
   const CUmemAccessDesc access = {.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = ordinal_},
                                   .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
-  return driver_->Check(driver_->cuMemSetAccess(At(base_, offset), Size(size), &access, 1),
+  return driver_->Check(driver_->cuMemSetAccess(Behind(base_, offset), Size(size), &access, 1),
                         absl::StrCat("giving GPU ", ordinal_, " access to ", size.ToString()));
 }
 
 absl::Status CudaAddressRange::Unmap(Bytes offset, Bytes size) const {
-  return driver_->Check(driver_->cuMemUnmap(At(base_, offset), Size(size)),
+  return driver_->Check(driver_->cuMemUnmap(Behind(base_, offset), Size(size)),
                         absl::StrCat("unmapping ", size.ToString(), " of GPU memory"));
 }
 

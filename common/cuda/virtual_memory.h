@@ -36,6 +36,9 @@ class CudaAllocation {
   // The same of any GPU's.
   static absl::StatusOr<CudaAllocation> Import(const CudaDriver& driver, const UniqueFd& memory);
 
+  // The memory that is mapped at an address of this process.
+  static absl::StatusOr<CudaAllocation> At(const CudaDriver& driver, CUdeviceptr address);
+
   CudaAllocation() = default;
   CudaAllocation(CudaAllocation&& other) noexcept { *this = std::move(other); }
   CudaAllocation& operator=(CudaAllocation&& other) noexcept {

@@ -88,6 +88,8 @@ struct ModelMemory {
   // a block id can name a block in it (the null block).
   std::byte* workspace = nullptr;
   Bytes workspace_bytes;
+  // What the workspace is whole pieces of, each an allocation of its own: it can be mapped again.
+  Bytes slab_bytes;
   // GPU only: the image, or the rank's part of it, from its first byte on, for copies to the GPU:
   // registered host memory, or memory of a GPU. Empty: layers cannot rotate.
   std::vector<ImagePiece> image;

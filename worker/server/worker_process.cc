@@ -251,6 +251,7 @@ absl::Status WorkerProcess::MakeCompute(const SchedulerConfig& scheduler) {
                       block,
                       memory_->workspace(rank),
                       memory_->workspace_bytes(),
+                      memory_->slab_bytes(),
                       {},
                       [client = memory_.get(), rank] { return client->image(rank); }});
   }

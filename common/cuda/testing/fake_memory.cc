@@ -60,6 +60,21 @@ CUresult MemRelease(CUmemGenericAllocationHandle handle) {
   return CUDA_SUCCESS;
 }
 
+// Another number for it, where a driver counts those who have the first.
+CUresult MemRetain(CUmemGenericAllocationHandle* handle, void* address) {
+  State& state = TheState();
+  MutexLock lock(&state.mu);
+  const auto at = reinterpret_cast<CUdeviceptr>(address);
+  auto mapping = state.mappings.upper_bound(at);
+  if (mapping == state.mappings.begin()) return CUDA_ERROR_INVALID_VALUE;
+  --mapping;
+  const MemoryPtr& memory = mapping->second.memory;
+  if (at >= mapping->first + memory->size) return CUDA_ERROR_INVALID_VALUE;
+  *handle = state.next_handle++;
+  state.handles[*handle] = memory;
+  return CUDA_SUCCESS;
+}
+
 CUresult MemExport(void* descriptor, CUmemGenericAllocationHandle handle, CUmemAllocationHandleType,
                    unsigned long long) {
   MutexLock lock(&TheState().mu);
@@ -259,6 +274,7 @@ CUresult MemFreeHost(void* address) {
 void AddMemory(CudaDriver& t) {
   t.cuMemCreate = MemCreate;
   t.cuMemRelease = MemRelease;
+  t.cuMemRetainAllocationHandle = MemRetain;
   t.cuMemExportToShareableHandle = MemExport;
   t.cuMemImportFromShareableHandle = MemImport;
   t.cuMemGetAllocationPropertiesFromHandle = MemGetProperties;

@@ -5,6 +5,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "worker/compute/cuda/forward_context.h"
 
 namespace palimpsest::cuda {
 namespace {
@@ -91,6 +92,20 @@ TEST_F(CudaRunnerTest, RefusesKvInEightBitsWhereItHasNoKernel) {
   config_.head_dim = 128;
   config_.attention_softcap = 50;
   EXPECT_THAT(Refusal(), HasSubstr("set the tenant's kv_dtype: bf16"));
+}
+
+// Kernels are chosen over addresses that repeat the workspace's memory: it need not hold a matrix.
+TEST_F(CudaRunnerTest, WorkspaceHoldsNoWeights) {
+  const Bytes block = config_.KvBytes(options_.block_tokens);
+  const Bytes narrow = CudaRunner::WorkspaceBytes(config_, block, options_);
+  config_.vocab_size = 128 << 10;
+  config_.hidden_size = 4096;
+  const Bytes head(int64_t{config_.vocab_size} * config_.hidden_size * 2);
+  EXPECT_EQ(LargestMatrix(config_), head);
+  const Bytes wide = CudaRunner::WorkspaceBytes(config_, block, options_);
+  // Logits, and the residual stream with its norm and gathered rows.
+  EXPECT_LE(wide - narrow, Bytes(8 * (128 << 10) * 4 + 4 * 256 * 4096 * 2));
+  EXPECT_LT(wide, head);
 }
 
 TEST_F(CudaRunnerTest, WorkspaceGrowsWithTheLargestStep) {

@@ -4,6 +4,8 @@
 #include <utility>
 #include <vector>
 
+#include "common/cuda/driver.h"
+#include "common/cuda/repeated_mapping.h"
 #include "common/cuda/status.h"
 #include "worker/compute/cpu/rope.h"
 #include "worker/compute/cuda/kernels.h"
@@ -11,6 +13,22 @@
 #include "worker/compute/cuda/special_kernels.h"
 
 namespace palimpsest::cuda {
+namespace {
+
+// On the GPU that is current.
+absl::StatusOr<RepeatedMapping> MapStandIn(const ModelConfig& config, const ModelMemory& memory) {
+  const absl::StatusOr<const CudaDriver*> driver = CudaDriver::Load();
+  if (!driver.ok()) return driver.status();
+  int gpu = 0;
+  absl::Status status = CudaStatus(cudaGetDevice(&gpu), "current GPU");
+  if (!status.ok()) return status;
+  return RepeatedMapping::Map(
+      **driver, gpu,
+      {reinterpret_cast<CUdeviceptr>(memory.workspace), memory.workspace_bytes, memory.slab_bytes},
+      LargestMatrix(config));
+}
+
+}  // namespace
 
 Forward::Forward(ForwardContext context) : context_(std::move(context)), attention_(context_) {}
 
@@ -27,20 +45,31 @@ absl::StatusOr<std::unique_ptr<Forward>> Forward::Create(
   context.options = options;
   std::unique_ptr<Forward> forward(new Forward(std::move(context)));
   SetLaunchOverlap(options.overlap_launches);
-  absl::Status status = CudaStatus(PrepareSampler(config.vocab_size), "prepare the sampler");
-  if (!status.ok()) return status;
-  auto products = LayerProducts::Create(forward->context_, stream);
-  if (!products.ok()) return products.status();
-  forward->products_ = *std::move(products);
-  if (config.latent.has_value()) {
-    auto latent = LayerLatentAttention::Create(forward->context_, forward->products_->gemms());
-    if (!latent.ok()) return latent.status();
-    forward->latent_attention_ = *std::move(latent);
-  }
-  status = forward->attention_.Prepare(stream);
-  if (status.ok()) status = forward->WarmUp(packer, stream);
+  auto stand_in = MapStandIn(config, memory);
+  if (!stand_in.ok()) return stand_in.status();
+  forward->context_.stand_in = reinterpret_cast<const std::byte*>(stand_in->base());
+  absl::Status status = forward->Prepare(packer, stream);
+  // Before the stand-in goes.
+  status.Update(CudaStatus(cudaStreamSynchronize(stream), "run the kernels for the first time"));
+  forward->context_.stand_in = nullptr;
   if (!status.ok()) return status;
   return forward;
+}
+
+absl::Status Forward::Prepare(const StepPacker& packer, cudaStream_t stream) {
+  const ModelConfig& config = context_.config;
+  absl::Status status = CudaStatus(PrepareSampler(config.vocab_size), "prepare the sampler");
+  if (!status.ok()) return status;
+  auto products = LayerProducts::Create(context_, stream);
+  if (!products.ok()) return products.status();
+  products_ = *std::move(products);
+  if (config.latent.has_value()) {
+    auto latent = LayerLatentAttention::Create(context_, products_->gemms());
+    if (!latent.ok()) return latent.status();
+    latent_attention_ = *std::move(latent);
+  }
+  status = attention_.Prepare(stream);
+  return status.ok() ? WarmUp(packer, stream) : status;
 }
 
 // Kernels are loaded when they first run, which a capture does not allow. All rows are at token 0
@@ -61,7 +90,6 @@ absl::Status Forward::WarmUp(const StepPacker& packer, cudaStream_t stream) {
       CudaStatus(cudaMemcpyAsync(context_.Staged<int64_t>(step.layout.kv_slots), slots.data(),
                                  slots.size() * 8, cudaMemcpyHostToDevice, stream),
                  "fill the staging buffer"));
-  context_.warming = true;
   Collective* const collective = std::exchange(context_.options.collective, nullptr);
   for (const DecodeKernel kernel : options.decode_kernels) {
     step.kernel = kernel;
@@ -74,13 +102,11 @@ absl::Status Forward::WarmUp(const StepPacker& packer, cudaStream_t stream) {
     }
   }
   context_.options.collective = collective;
-  context_.warming = false;
   const WaitClock clock = wait_clock();
   status.Update(CudaStatus(BeginWait(clock.since, stream), "begin a wait"));
   status.Update(CudaStatus(EndWait(clock.since, clock.total, stream), "end a wait"));
   status.Update(CudaStatus(cudaMemsetAsync(clock.total, 0, sizeof(*clock.total), stream),
                            "clear the time waited"));
-  status.Update(CudaStatus(cudaStreamSynchronize(stream), "run the kernels for the first time"));
   return status;
 }
 

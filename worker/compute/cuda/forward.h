@@ -48,7 +48,8 @@ class Forward {
  public:
   // `workspace` is aligned to 256 bytes and holds ForwardPlaces::end bytes. Chooses the algorithms
   // of all products, which overwrites the workspace, and runs every kernel of a decode step once.
-  // `parameters` is not read. Steps will be those of `packer`, with up to `tiles` decode tiles.
+  // `parameters` is not read: the workspace's slabs are mapped again to stand in for them. Steps
+  // will be those of `packer`, with up to `tiles` decode tiles.
   static absl::StatusOr<std::unique_ptr<Forward>> Create(
       const ModelConfig& config, const ImageLayout& layout, const ModelMemory& memory,
       std::byte* workspace, const StepPacker& packer, int32_t tiles, const ForwardOptions& options,
@@ -72,6 +73,8 @@ class Forward {
  private:
   explicit Forward(ForwardContext context);
 
+  // Needs the stand-in, and leaves work in the stream that reads it.
+  absl::Status Prepare(const StepPacker& packer, cudaStream_t stream);
   absl::Status WarmUp(const StepPacker& packer, cudaStream_t stream);
   absl::Status EmbedTokens(const PackedStep& step, cudaStream_t stream);
   absl::Status FinishEmbeddings(const PackedStep& step, cudaStream_t stream);

@@ -10,10 +10,8 @@
 #include "worker/compute/cuda/sampler.h"
 
 namespace palimpsest::cuda {
-namespace {
 
-// The largest matrix, in numbers.
-size_t LargestMatrix(const ModelConfig& config) {
+Bytes LargestMatrix(const ModelConfig& config) {
   const int64_t hidden =
       std::max<int64_t>(
           {config.vocab_size, int64_t{2} * config.intermediate_size, QkvSize(config)}) *
@@ -25,10 +23,8 @@ size_t LargestMatrix(const ModelConfig& config) {
                          int64_t{latent.kv_lora_rank} * latent.v_head_dim,
                          int64_t{latent.q_lora_rank} * config.head_dim});
   }
-  return static_cast<size_t>(std::max(hidden, of_heads * config.num_heads));
+  return Bytes(std::max(hidden, of_heads * config.num_heads) * 2);
 }
-
-}  // namespace
 
 int32_t QkvSize(const ModelConfig& config) {
   const int32_t queries = config.num_heads * config.head_dim;
@@ -106,8 +102,7 @@ ForwardPlaces ForwardPlaces::For(const ModelConfig& config, const ForwardOptions
   p.logits = place(samples * config.vocab_size * 4);
   p.logit_parts =
       config.ranks > 1 ? place(samples * config.head_rows() * config.ranks * 4) : p.logits;
-  // Any matrix can be read from here while the parameters are not there.
-  p.end = std::max(end, p.residual + LargestMatrix(config) * 2);
+  p.end = end;
   return p;
 }
 

@@ -70,6 +70,8 @@ struct ForwardPlaces {
   static ForwardPlaces For(const ModelConfig& config, const ForwardOptions& options, int32_t tiles);
 };
 
+Bytes LargestMatrix(const ModelConfig& config);
+
 // Numbers of a row of LayerPlacement::qkv's product.
 int32_t QkvSize(const ModelConfig& config);
 
@@ -89,8 +91,9 @@ struct ForwardContext {
   std::byte* workspace = nullptr;
   ForwardPlaces places = {};
   ForwardOptions options;
-  // Parameters are not there yet: every tensor lies in the workspace.
-  bool warming = false;
+  // While parameters are not there yet: addresses of the largest matrix, which stand in for every
+  // tensor. Behind them is the workspace's memory, over and over: they are only read.
+  const std::byte* stand_in = nullptr;
 
   int32_t qkv_size() const { return QkvSize(config); }
   int32_t attention_size() const { return config.num_heads * config.value_dim(); }
@@ -112,7 +115,7 @@ struct ForwardContext {
     return reinterpret_cast<T*>(workspace + places.staging + offset);
   }
   const void* Tensor(Bytes offset) const {
-    return warming ? At<std::byte>(places.residual) : memory.parameters + offset.count();
+    return stand_in != nullptr ? stand_in : memory.parameters + offset.count();
   }
 };
 

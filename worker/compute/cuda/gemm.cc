@@ -257,16 +257,17 @@ absl::StatusOr<std::vector<GemmChoice>> Gemm::Candidates(int32_t rows) {
 }
 
 // Weights are taken from places one after another, so that they come from memory and not from a
-// cache, as in a model. Input and output overlap them, which matters to nobody.
+// cache, as in a model. Input and output may overlap, which matters to nobody.
 absl::StatusOr<double> Gemm::Measure(const GemmChoice& choice, int32_t rows, int repeats) {
   const GemmLibrary::Options& options = library_.options_;
   const int64_t matrix = shape_.weight_bytes();
-  const int64_t places = std::max<int64_t>(1, options.scratch_bytes.count() / matrix);
+  const int64_t places = std::max<int64_t>(1, options.weights_bytes.count() / matrix);
+  const auto* weights = static_cast<const std::byte*>(options.weights);
   auto* scratch = static_cast<std::byte*>(options.scratch);
   const auto call_at = [&](int64_t i) {
     GemmCall call;
     call.rows = rows;
-    call.weights = scratch + i % places * matrix;
+    call.weights = weights + i % places * matrix;
     call.bias = scratch;
     call.input = scratch;
     call.output = scratch + (options.scratch_bytes.count() - OutputBytes(rows)) / 256 * 256;
@@ -296,16 +297,16 @@ absl::Status Gemm::Choose(int32_t rows, GemmChoice& best) {
     return absl::NotFoundError(absl::StrCat("cuBLASLt has no algorithm for ", Key(rows)));
   }
   best = candidates->front();
+  const GemmLibrary::Options& options = library_.options_;
   const int64_t input = rows * shape_.input_row() * 2;
-  if (std::max({shape_.weight_bytes(), input, OutputBytes(rows)}) >
-      library_.options_.scratch_bytes.count()) {
+  if (shape_.weight_bytes() > options.weights_bytes.count() ||
+      std::max(input, OutputBytes(rows)) > options.scratch_bytes.count()) {
     return absl::OkStatus();
   }
   // The power that a product draws depends on its numbers, so they are random.
-  absl::Status status =
-      CudaStatus(FillUniform(library_.options_.scratch, library_.options_.scratch_bytes.count() / 2,
-                             0.0f, 0.1f, 1, library_.options_.stream),
-                 "fill the scratch memory");
+  absl::Status status = CudaStatus(FillUniform(options.scratch, options.scratch_bytes.count() / 2,
+                                               0.0f, 0.1f, 1, options.stream),
+                                   "fill the scratch memory");
   if (!status.ok()) return status;
   for (GemmChoice& candidate : *candidates) {
     const auto time = Measure(candidate, rows, rows < kManyRows ? kRepeats : kRepeatsOfMany);

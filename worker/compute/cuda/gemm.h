@@ -61,9 +61,13 @@ class GemmLibrary {
     // Device memory that cuBLASLt may use while a product runs.
     void* workspace = nullptr;
     Bytes workspace_bytes;
-    // Device memory that measuring may overwrite; as random weights and inputs.
+    // Used until the last product is created. Device memory that measuring overwrites: inputs,
+    // which are random then, and results.
     void* scratch = nullptr;
     Bytes scratch_bytes;
+    // What stands in for weights; only read.
+    const void* weights = nullptr;
+    Bytes weights_bytes;
     std::string cache_file;  // empty: none
   };
 

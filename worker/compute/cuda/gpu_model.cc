@@ -37,8 +37,9 @@ absl::StatusOr<std::unique_ptr<GpuModel>> GpuModel::Create(const ModelConfig& co
   model->images_.resize(static_cast<size_t>(ranks));
   model->blocks_ = static_cast<int32_t>(kv_tokens / options.block_tokens);
   const Bytes block = rank_config->KvBytes(options.block_tokens);
-  absl::Status status = model->Allocate(block, block * (model->blocks_ + 1),
-                                        CudaRunner::WorkspaceBytes(*rank_config, block, options));
+  absl::Status status = model->Allocate(
+      block, RoundUp(block * (model->blocks_ + 1), slab_bytes),
+      RoundUp(CudaRunner::WorkspaceBytes(*rank_config, block, options), slab_bytes));
   if (!status.ok()) return status;
   return model;
 }
@@ -52,11 +53,11 @@ absl::Status GpuModel::EachRank(absl::FunctionRef<absl::Status(int rank)> call) 
   return CudaStatus(cudaSetDevice(options_.device), "choose the GPU");
 }
 
-absl::StatusOr<GpuModel::Slabs> GpuModel::MakeSlabs(int owner, int user) const {
-  auto range = CudaAddressRange::Reserve(*driver_, user, layout_.total);
+absl::StatusOr<GpuModel::Slabs> GpuModel::MakeSlabs(int owner, int user, Bytes total) const {
+  auto range = CudaAddressRange::Reserve(*driver_, user, total);
   if (!range.ok()) return range.status();
   Slabs slabs{*std::move(range), {}};
-  for (int32_t i = 0; i < layout_.slabs(); ++i) {
+  for (int64_t i = 0; i < total / layout_.slab_bytes; ++i) {
     auto slab = CudaAllocation::Create(*driver_, owner, layout_.slab_bytes);
     if (!slab.ok()) return slab.status();
     slabs.memory.push_back(*std::move(slab));
@@ -64,7 +65,7 @@ absl::StatusOr<GpuModel::Slabs> GpuModel::MakeSlabs(int owner, int user) const {
         slabs.range.Map(layout_.slab_bytes * i, layout_.slab_bytes, slabs.memory.back());
     if (!status.ok()) return status;
   }
-  absl::Status status = slabs.range.Open(Bytes(0), layout_.total);
+  absl::Status status = slabs.range.Open(Bytes(0), total);
   if (!status.ok()) return status;
   return slabs;
 }
@@ -72,27 +73,29 @@ absl::StatusOr<GpuModel::Slabs> GpuModel::MakeSlabs(int owner, int user) const {
 absl::Status GpuModel::Allocate(Bytes kv_block, Bytes kv, Bytes workspace) {
   return EachRank([&](int rank) {
     const int gpu = options_.device + rank;
-    void* data = nullptr;
-    absl::Status status = CudaStatus(
-        cudaMalloc(&data, static_cast<size_t>((kv + workspace).count())), "KV cache and workspace");
-    if (!status.ok()) return status;
-    auto parameters = MakeSlabs(gpu, gpu);
+    auto parameters = MakeSlabs(gpu, gpu, layout_.total);
     if (!parameters.ok()) return parameters.status();
     parameters_.push_back(*std::move(parameters));
+    auto steps = MakeSlabs(gpu, gpu, kv + workspace);
+    if (!steps.ok()) return steps.status();
+    steps_.push_back(*std::move(steps));
     ModelMemory& memory = memory_[rank];
     memory.parameters = reinterpret_cast<const std::byte*>(parameters_.back().range.base());
-    memory.kv = static_cast<std::byte*>(data);
+    memory.kv = reinterpret_cast<std::byte*>(steps_.back().range.base());
     memory.kv_block_bytes = kv_block;
     memory.workspace = memory.kv + kv.count();
     memory.workspace_bytes = workspace;
+    memory.slab_bytes = layout_.slab_bytes;
     // 0xff bytes are NaN: reading what was not written shows.
-    return CudaStatus(cudaMemset(data, 0xff, static_cast<size_t>(kv.count())), "fill the KV cache");
+    return CudaStatus(cudaMemset(memory.kv, 0xff, static_cast<size_t>(kv.count())),
+                      "fill the KV cache");
   });
 }
 
 GpuModel::~GpuModel() {
-  for (const ModelMemory& memory : memory_) cudaFree(memory.kv);
-  for (const Slabs& slabs : parameters_) (void)slabs.range.Unmap(Bytes(0), layout_.total);
+  for (const auto* regions : {&parameters_, &steps_}) {
+    for (const Slabs& slabs : *regions) (void)slabs.range.Unmap(Bytes(0), slabs.range.size());
+  }
   for (const Image& image : images_) {
     if (image.host != nullptr) cudaFreeHost(image.host);
     if (!image.slabs.memory.empty()) (void)image.slabs.range.Unmap(Bytes(0), layout_.total);
@@ -113,7 +116,8 @@ absl::Status GpuModel::CopyToImage(ImagePlace place, int rank) {
     data = static_cast<std::byte*>(image.host);
   } else {
     const int gpu = options_.device + rank;
-    auto slabs = MakeSlabs(place == ImagePlace::kOwnGpu ? gpu : options_.device + ranks(), gpu);
+    auto slabs = MakeSlabs(place == ImagePlace::kOwnGpu ? gpu : options_.device + ranks(), gpu,
+                           layout_.total);
     if (!slabs.ok()) return slabs.status();
     image.slabs = *std::move(slabs);
     data = reinterpret_cast<std::byte*>(image.slabs.range.base());
@@ -270,11 +274,12 @@ absl::Status GpuModel::FillKv(uint64_t seed) {
 }
 
 absl::Status GpuModel::FillNullBlock(int byte) {
-  // The workspace begins at a whole block here.
   return EachRank([&](int rank) {
     const ModelMemory& memory = memory_[rank];
+    const Bytes block = memory.kv_block_bytes;
+    const Bytes first = RoundUp(Bytes(memory.workspace - memory.kv), block);
     return CudaStatus(
-        cudaMemset(memory.workspace, byte, static_cast<size_t>(memory.kv_block_bytes.count())),
+        cudaMemset(memory.kv + first.count(), byte, static_cast<size_t>(block.count())),
         "fill the null block");
   });
 }

@@ -101,7 +101,7 @@ class GpuModel {
            const CudaRunnerOptions& options)
       : config_(config), rank_config_(rank_config), layout_(layout), options_(options) {}
 
-  // Slabs of the parameter region of one GPU.
+  // A region of one GPU.
   struct Slabs {
     CudaAddressRange range;
     std::vector<CudaAllocation> memory;
@@ -114,7 +114,7 @@ class GpuModel {
 
   absl::Status Allocate(Bytes kv_block, Bytes kv, Bytes workspace);
   // Slabs on GPU `owner`, mapped for GPU `user`.
-  absl::StatusOr<Slabs> MakeSlabs(int owner, int user) const;
+  absl::StatusOr<Slabs> MakeSlabs(int owner, int user, Bytes total) const;
   absl::Status CopyToImage(ImagePlace place, int rank);
   // Maps slabs at a stage's addresses: its own, or another's.
   absl::Status MapStage(int rank, int stage, int whose);
@@ -134,6 +134,7 @@ class GpuModel {
   GpuCollectivesOptions collectives_;
   const CudaDriver* driver_ = nullptr;
   std::vector<Slabs> parameters_;  // by rank
+  std::vector<Slabs> steps_;       // by rank: KV cache and workspace
   std::vector<Image> images_;      // by rank
   Rotation rotation_;
   std::vector<ModelMemory> memory_;

@@ -81,6 +81,8 @@ absl::Status LayerProducts::MakeProducts(cudaStream_t stream) {
   options.workspace_bytes = Bytes(kGemmWorkspaceBytes);
   options.scratch = context_.At<void>(places.residual);
   options.scratch_bytes = Bytes(static_cast<int64_t>(places.end - places.residual));
+  options.weights = context_.stand_in;
+  options.weights_bytes = LargestMatrix(context_.config);
   options.cache_file = context_.options.gemm_cache_file;
   auto library = GemmLibrary::Load(options);
   if (!library.ok()) return library.status();
