@@ -24,7 +24,7 @@
 //      goes too: it either answers the Revoke or misses the deadline and loses everything;
 //   4. layers of active tenants that are not of higher priority, its own included, one more at a
 //      time, as long as their copies are hidden behind compute (remap_policy.h); a tenant with a
-//      floor gives others only what it holds above it;
+//      floor, unless by default, gives others only what it holds above it;
 //   5. for a requester below its floor, or of higher priority: KV of tenants above their floor (for
 //      more than is needed: only what its holder does not need);
 //   6. for an activation: the requester's own KV;

@@ -256,6 +256,21 @@ TEST_F(ArbiterRotationTest, AFloorIsNotGivenToOthers) {
   EXPECT_EQ(kv(1), 10u);
 }
 
+// ArbiterFuzz shows that it is honoured all the same.
+TEST_F(ArbiterRotationTest, LayersRotateBelowADefaultFloor) {
+  SimulatedTenant floored = Rotating("floored", 0, kImage + 4);
+  floored.config.floor_by_default = true;
+  Start(Enabled(2 * kImage + 8), {floored, Rotating("other")});
+  Bring(0, 4, true);
+  Bring(1, 4, true);
+  node().Report(worker(0), true, 4, 0);
+  Want(1, 16);
+  node().Settle();
+  EXPECT_GT(freed(0), 0);
+  EXPECT_EQ(kv(0), 4u);
+  EXPECT_EQ(kv(1), 16u);
+}
+
 TEST_F(ArbiterRotationTest, AFloorTakesParametersWhereLayersAreNotEnough) {
   Start(Enabled(kImage + 4), {Rotating("effort"), Rotating("floored", 0, kImage + 4)});
   Bring(0, 4, true);

@@ -109,7 +109,7 @@ std::vector<bool> Limit(Tenants& all, const Session& requester, LayersOf whose, 
     may_give.push_back(asked && MayGive(session, now));
     if (!may_give.back()) {
       cap = tenant.freed;
-    } else if (session.guaranteed() && &session != &requester) {
+    } else if (session.guaranteed() && !session.config.floor_by_default && &session != &requester) {
       const uint32_t layers = session.AboveFloor() / session.rotation.layers.slabs;
       cap = std::min(cap, tenant.freed + static_cast<int32_t>(layers));
     }

@@ -28,7 +28,7 @@ enum class LayersOf { kRequester, kAll };
 
 // As much of the need as active tenants can give without being slowed down; if that is too little,
 // also who could not give any. Nobody gives layers to a requester of lower priority, and nobody
-// what its own floor covers to another one.
+// what its own floor covers to another one, unless it is a default.
 std::vector<LayerOffer> PlanLayers(absl::Span<Session* const> sessions, const Session& requester,
                                    LayersOf whose, uint32_t need, const SupplyRules& rules,
                                    absl::Time now);

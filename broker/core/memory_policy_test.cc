@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "broker/core/pool_config.h"
@@ -23,6 +24,12 @@ std::vector<TenantDemand> Demands(MemoryPolicy policy) {
                                    .workspace_slabs = workspace},
                         .image_slabs = 20};
   };
+  if (policy == MemoryPolicy::kRemap) {
+    std::vector<TenantDemand> unsaid = {tenant("a", 0, 0, 2), tenant("b", 1, 0, 0),
+                                        tenant("c", 0, 0, 1)};
+    for (TenantDemand& demand : unsaid) demand.floor_unsaid = true;
+    return WithDefaultFloors(kPool, std::move(unsaid));
+  }
   return {tenant("a", 0, 35, 2), tenant("b", 1, 35, 0),
           tenant("c", 0, policy == MemoryPolicy::kStatic ? 26 : 0, 1)};
 }
@@ -139,6 +146,31 @@ TEST(StaticShares, NobodyGivesAndEverybodyGetsWhatFitsItsShare) {
             << tenants.node().log();
       }
       ASSERT_EQ(tenants.node().log().find("revoke"), std::string::npos) << tenants.node().log();
+    }
+  }
+}
+
+// Without floors the two others may use all KV there is for as long as they like.
+TEST(DefaultFloors, WhoeverComesBackIsServedAtOnce) {
+  for (uint32_t seed = 0; seed < 30; ++seed) {
+    Tenants tenants(MemoryPolicy::kRemap, seed);
+    SimulatedNode& node = tenants.node();
+    for (uint32_t i = 0; i < 3; ++i) tenants.Bring(i);
+    for (int i = 0; i < 100 && !testing::Test::HasFatalFailure(); ++i) {
+      tenants.RandomStep();
+      const uint32_t back = tenants.Below(3);
+      if (i % 4 != 3 || node.WorkerOf(back) == nullptr) continue;
+      // The others use what they have.
+      for (uint32_t other = 0; other < 3; ++other) {
+        SimulatedWorker* const worker = node.WorkerOf(other);
+        if (worker == nullptr) continue;
+        node.Report(*worker, /*active=*/true, worker->Count(SlabRole::kKv), 0);
+      }
+      node.Activate(*node.WorkerOf(back));
+      node.SetKvTarget(*node.WorkerOf(back), 4, 4);
+      node.Settle();
+      ASSERT_EQ(tenants.Held(back, SlabRole::kParameter), 20u) << node.log();
+      ASSERT_GE(tenants.Held(back, SlabRole::kKv), 4u) << node.log();
     }
   }
 }

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <set>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -10,11 +9,16 @@
 namespace palimpsest {
 namespace {
 
+// What serving takes at all.
+uint64_t LeastSlabs(const TenantDemand& tenant) {
+  return uint64_t{tenant.image_slabs} + tenant.config.workspace_slabs +
+         uint64_t{tenant.config.sequence_slabs};
+}
+
 void CheckTenant(uint32_t pool_slabs, const TenantDemand& tenant,
                  std::vector<std::string>& problems) {
   const TenantConfig& config = tenant.config;
-  const uint64_t minimum =
-      uint64_t{tenant.image_slabs} + config.workspace_slabs + uint64_t{config.sequence_slabs};
+  const uint64_t minimum = LeastSlabs(tenant);
   const std::string parts =
       absl::StrCat(minimum, " slabs (parameters ", tenant.image_slabs, " + workspace ",
                    config.workspace_slabs, " + one longest sequence ", config.sequence_slabs, ")");
@@ -69,6 +73,21 @@ absl::string_view MemoryPolicyName(MemoryPolicy policy) {
       return "swap";
   }
   return "invalid";
+}
+
+std::vector<TenantDemand> WithDefaultFloors(uint32_t pool_slabs,
+                                            std::vector<TenantDemand> tenants) {
+  uint64_t sum = 0;
+  for (const TenantDemand& tenant : tenants) {
+    sum += tenant.floor_unsaid ? LeastSlabs(tenant) : KeptSlabs(tenant, MemoryPolicy::kRemap);
+  }
+  if (sum > pool_slabs) return tenants;
+  for (TenantDemand& tenant : tenants) {
+    if (!tenant.floor_unsaid) continue;
+    tenant.config.floor_slabs = static_cast<uint32_t>(LeastSlabs(tenant));
+    tenant.config.floor_by_default = true;
+  }
+  return tenants;
 }
 
 absl::Status ValidatePool(uint32_t pool_slabs, absl::Span<const TenantDemand> tenants,

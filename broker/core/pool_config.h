@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
@@ -31,6 +32,9 @@ struct TenantConfig {
   // Slabs that the tenant gets whenever it asks, in all roles together; others may use them until
   // then. 0: best effort.
   uint32_t floor_slabs = 0;
+  // The floor is nobody's wish but WithDefaultFloors': layers may rotate below it, which leaves the
+  // tenant able to serve.
+  bool floor_by_default = false;
   // Most slabs the tenant may hold in all roles together.
   uint32_t quota_slabs = 0;
   // KV slabs of the longest sequence that the model serves.
@@ -45,7 +49,16 @@ struct TenantDemand {
   TenantConfig config;
   // Slabs of the whole parameter image.
   uint32_t image_slabs = 0;
+  // The operator says nothing about a floor, not even that it is 0.
+  bool floor_unsaid = false;
 };
+
+// Floors for tenants about which the operator says nothing: what serving takes at all, that is
+// image + workspace + one longest sequence, so that no demand of others keeps a tenant waiting that
+// comes back. All of them, if they fit the pool beside the floors of the others; otherwise none,
+// since a promise to some would be at the cost of the rest. For policies in which parameters go:
+// where they stay, ConfigUnder keeps room for them.
+std::vector<TenantDemand> WithDefaultFloors(uint32_t pool_slabs, std::vector<TenantDemand> tenants);
 
 // Whether every promise can be kept at once:
 //   - names are unique and not empty;

@@ -1,5 +1,7 @@
 #include "broker/core/pool_config.h"
 
+#include <random>
+#include <string>
 #include <vector>
 
 #include "gtest/gtest.h"
@@ -97,6 +99,67 @@ TEST(ConfigUnder, ParametersStayElsewhere) {
   }
   EXPECT_TRUE(ConfigUnder(MemoryPolicy::kStatic, Demand("a", 30, 64)).pinned);
   EXPECT_EQ(ConfigUnder(MemoryPolicy::kStatic, Demand("a", 30, 64)).quota_slabs, 30);
+}
+
+TEST(WithDefaultFloors, EveryTenantCanServeWhereThatFits) {
+  const auto unsaid = [](const std::string& name, bool pinned = false) {
+    TenantDemand tenant = Demand(name, 0, 64, pinned);
+    tenant.floor_unsaid = true;
+    return tenant;
+  };
+  const TenantDemand floored = Demand("floored", 30, 64), best_effort = Demand("effort", 0, 64);
+  struct Case {
+    const char* name;
+    uint32_t pool;
+    std::vector<TenantDemand> tenants;
+    std::vector<uint32_t> floors;
+  };
+  const std::vector<Case> cases = {
+      {"image, workspace and one longest sequence", 64, {unsaid("a")}, {25}},
+      {"all that say nothing", 50, {unsaid("a"), unsaid("b")}, {25, 25}},
+      {"or none: one slab is missing", 49, {unsaid("a"), unsaid("b")}, {0, 0}},
+      {"beside floors of others", 55, {floored, unsaid("a")}, {30, 25}},
+      {"which take the room", 54, {floored, unsaid("a")}, {30, 0}},
+      {"best effort that is asked for stays, with its workspace",
+       26,
+       {best_effort, unsaid("a")},
+       {0, 25}},
+      {"not without it", 25, {best_effort, unsaid("a")}, {0, 0}},
+      {"pinned, too", 25, {unsaid("a", true)}, {25}},
+      {"nobody", 25, {}, {}},
+  };
+  for (const Case& c : cases) {
+    const std::vector<TenantDemand> got = WithDefaultFloors(c.pool, c.tenants);
+    ASSERT_EQ(got.size(), c.floors.size()) << c.name;
+    for (size_t i = 0; i < got.size(); ++i) {
+      EXPECT_EQ(got[i].config.floor_slabs, c.floors[i]) << c.name << ": " << got[i].config.name;
+      EXPECT_EQ(got[i].config.floor_by_default, c.tenants[i].floor_unsaid && c.floors[i] > 0)
+          << c.name << ": " << got[i].config.name;
+    }
+  }
+}
+
+// Whatever the models' sizes: what may be promised can be kept.
+TEST(WithDefaultFloors, NeverMakeAPoolInvalid) {
+  std::mt19937 random(1);
+  const auto below = [&random](uint32_t n) { return static_cast<uint32_t>(random() % n); };
+  int given = 0;
+  for (int round = 0; round < 2000; ++round) {
+    const uint32_t pool = 40 + below(200);
+    std::vector<TenantDemand> tenants;
+    for (uint32_t i = 0; i < 1 + below(5); ++i) {
+      TenantDemand tenant = Demand(std::to_string(i), below(2) * (30 + below(60)), pool);
+      tenant.image_slabs = 1 + below(60);
+      tenant.config.sequence_slabs = 1 + below(20);
+      tenant.config.workspace_slabs = below(4);
+      tenant.floor_unsaid = tenant.config.floor_slabs == 0 && below(3) > 0;
+      tenants.push_back(tenant);
+    }
+    const std::vector<TenantDemand> floored = WithDefaultFloors(pool, tenants);
+    for (const TenantDemand& tenant : floored) given += tenant.config.floor_by_default;
+    EXPECT_EQ(ValidatePool(pool, floored).ok(), ValidatePool(pool, tenants).ok()) << round;
+  }
+  EXPECT_GT(given, 500);
 }
 
 TEST(ValidatePool, SumsDoNotOverflow) {

@@ -69,7 +69,7 @@ BrokerTenant ReadTenant(ConfigReader& reader, const BrokerConfig& config) {
   tenant.pin = reader.Bool("pin", false);
   tenant.hibernate_after = reader.Duration("hibernate_after", absl::ZeroDuration(),
                                            absl::Hours(24 * 365), absl::ZeroDuration());
-  tenant.floor = reader.Size("floor", Bytes(0), pool_bytes, Bytes(0));
+  if (reader.Has("floor")) tenant.floor = reader.Size("floor", Bytes(0), pool_bytes);
   tenant.quota = reader.Size("quota", Bytes(1), pool_bytes, pool_bytes);
   return tenant;
 }

@@ -40,7 +40,8 @@ struct BrokerTenant {
   bool pin = false;
   // Time without requests after which its worker's process ends; zero: never.
   absl::Duration hibernate_after;
-  Bytes floor;
+  // Nothing: what WithDefaultFloors gives it, or its policy.
+  std::optional<Bytes> floor;
   Bytes quota;
 };
 

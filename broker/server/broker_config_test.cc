@@ -38,6 +38,7 @@ TEST(ReadBrokerConfig, FillsInDefaults) {
   EXPECT_EQ(config->packer, "default-packer");
   EXPECT_EQ(config->tenants[0].quota, MiB(64));
   EXPECT_EQ(config->tenants[0].floor, MiB(10));
+  EXPECT_FALSE(Read(absl::StrCat(kHead, kTenant))->tenants[0].floor.has_value());
   EXPECT_EQ(config->tenants[0].model.kv_block_tokens, 16);
   EXPECT_FALSE(config->tenants[0].uid.has_value());
   EXPECT_EQ(config->policy.revoke_deadline, absl::Seconds(10));

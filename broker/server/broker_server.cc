@@ -96,7 +96,9 @@ absl::StatusOr<PoolPlan> PlanPool(const BrokerConfig& config) {
     demand.config.name = tenant.name;
     demand.config.priority = tenant.priority;
     demand.config.pinned = tenant.pin;
-    demand.config.floor_slabs = static_cast<uint32_t>(CeilDiv(tenant.floor, config.slab_bytes));
+    demand.config.floor_slabs =
+        static_cast<uint32_t>(CeilDiv(tenant.floor.value_or(Bytes(0)), config.slab_bytes));
+    demand.floor_unsaid = !tenant.floor.has_value();
     // What contexts of others take is no room for anybody.
     demand.config.quota_slabs =
         std::min(config.policy.pool_slabs,
@@ -107,7 +109,6 @@ absl::StatusOr<PoolPlan> PlanPool(const BrokerConfig& config) {
     demand.config.sequence_slabs =
         static_cast<uint32_t>(CeilDiv(block * blocks, config.slab_bytes));
     demand.image_slabs = static_cast<uint32_t>(image / config.slab_bytes);
-    plan.tenants.push_back(ConfigUnder(config.memory_policy, demand));
     plan.image_slabs.push_back(demand.image_slabs);
     plan.context_allowance.push_back(tenant.context);
     plan.hibernate_after.push_back(tenant.hibernate_after);
@@ -115,6 +116,13 @@ absl::StatusOr<PoolPlan> PlanPool(const BrokerConfig& config) {
     demands.push_back(std::move(demand));
   }
   for (const auto& [source, bytes] : images) plan.image_bytes += bytes;
+  // Turns bound how long anybody waits, and their holder is to have all that the others leave.
+  if (config.memory_policy == MemoryPolicy::kRemap && config.policy.sharing == Sharing::kSpatial) {
+    demands = WithDefaultFloors(config.policy.pool_slabs, std::move(demands));
+  }
+  for (const TenantDemand& demand : demands) {
+    plan.tenants.push_back(ConfigUnder(config.memory_policy, demand));
+  }
   if (absl::Status status = ValidatePool(config.policy.pool_slabs, demands, config.memory_policy);
       !status.ok()) {
     return status;
