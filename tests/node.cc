@@ -14,7 +14,6 @@
 #include <filesystem>
 #include <fstream>
 #include <limits>
-#include <nlohmann/json.hpp>
 #include <set>
 #include <sstream>
 #include <thread>
@@ -31,6 +30,7 @@
 #include "common/grpc_time.h"
 #include "common/monotonic_time.h"
 #include "common/random.h"
+#include "tests/byte_tokenizer.h"
 #include "worker/model/testing.h"
 
 namespace palimpsest {
@@ -49,40 +49,6 @@ void WriteText(const std::string& path, const std::string& text, mode_t mode = 0
 }
 
 std::string RandomHex() { return absl::BytesToHexString(Token::Random().bytes()); }
-
-// One token per byte, in the byte-to-character table of byte-level BPE; no merges.
-std::string ByteTokenizerJson() {
-  nlohmann::json vocab = nlohmann::json::object();
-  int next = 256;
-  for (int byte = 0; byte < 256; ++byte) {
-    const bool printable =
-        (byte >= '!' && byte <= '~') || (byte >= 0xA1 && byte <= 0xAC) || byte >= 0xAE;
-    const int code = printable ? byte : next++;
-    std::string text;
-    if (code < 0x80) {
-      text.push_back(static_cast<char>(code));
-    } else {
-      text.push_back(static_cast<char>(0xC0 | (code >> 6)));
-      text.push_back(static_cast<char>(0x80 | (code & 0x3F)));
-    }
-    vocab[text] = byte;
-  }
-  return nlohmann::json{
-      {"version", "1.0"},
-      {"truncation", nullptr},
-      {"padding", nullptr},
-      {"added_tokens", nlohmann::json::array()},
-      {"normalizer", nullptr},
-      {"pre_tokenizer",
-       {{"type", "ByteLevel"},
-        {"add_prefix_space", false},
-        {"trim_offsets", true},
-        {"use_regex", false}}},
-      {"post_processor", nullptr},
-      {"decoder", {{"type", "ByteLevel"}}},
-      {"model", {{"type", "BPE"}, {"vocab", vocab}, {"merges", nlohmann::json::array()}}}}
-      .dump();
-}
 
 // Of the largest step of a test's model on a GPU; most of it is of fixed size.
 constexpr int kWorkspaceSlabs = 64;

@@ -2,6 +2,7 @@
 // run: mapping and granting slabs beside pages of 2 MiB one at a time, scrubbing beside writing
 // HBM, restoring beside the link.
 #include <functional>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -10,6 +11,7 @@
 #include "common/cuda/context.h"
 #include "common/cuda/virtual_memory.h"
 #include "tools/gpu_check/check_report.h"
+#include "tools/gpu_check/first_gpu.h"
 #include "tools/gpu_check/gpu_worker.h"
 #include "tools/gpu_check/grant_rate.h"
 #include "tools/gpu_check/restore_check.h"
@@ -154,18 +156,13 @@ class Microbench {
 
 int Run() {
   CheckReport report;
-  const auto driver = CudaDriver::Load();
-  if (!report.Expect("driver", driver.status())) return report.exit_status();
   {
-    const auto context = CudaContext::Open(**driver, 0);
-    if (!report.Expect("context", context.status()) ||
-        !report.Expect("context", (*context)->MakeCurrent())) {
-      return report.exit_status();
-    }
-    Microbench bench(**driver, *context, report);
+    const std::optional<FirstGpu> gpu = OpenFirstGpu(report);
+    if (!gpu.has_value()) return report.exit_status();
+    Microbench bench(*gpu->driver, gpu->context, report);
     bench.MapRates();
     bench.ScrubRate();
-    CheckRestore(**driver, {0}, "restore.", report);
+    CheckRestore(*gpu->driver, {0}, "restore.", report);
   }
   CheckGrantRate(report);
   return report.exit_status();

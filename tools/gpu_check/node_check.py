@@ -1,24 +1,33 @@
 #!/usr/bin/env python3
 """Checks of a whole node on a GPU. Each finding is one JSON object a line, as in check_report.h.
 
-The tests of a node (tests/node_test.cc, node_rotation_test.cc, chaos_test.cc) with their CUDA back-end, one finding a
-test, and with models shared between two GPUs where there are two; then what only a GPU can show: how long
-a worker takes to start and a stream for a token, with SmolLM2's shape through the whole engine (palctl
-bench engine), and that no memory of the GPU is left taken when all processes have ended.
+The tests of a node (PROGRAMS, tests/*.cc) with their CUDA back-end, one finding a test, and with models shared
+between two GPUs where there are two; then what only a GPU can show: how long a worker takes to start and a stream for
+a token, with SmolLM2's shape through the whole engine (palctl bench engine), and that no memory of the GPU is left
+taken when all processes have ended. Arguments name the parts to run; all of them without any. What ends says so at
+once, here and, with the time since the start, on the error output.
 """
 
 import json
 import os
 import pathlib
+import re
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
-# In a bundle all programs are in bin/.
-BUILT = {"node_test": "tests", "node_rotation_test": "tests", "chaos_test": "tests", "palctl": "tools/palctl"}
-TESTS_TIMEOUT_S = 240
+# Tests, the seconds that a program may take, and the back-ends that it has.
+PROGRAMS = {
+    "node_test": (240, ("Cuda", "TwoGpus")),
+    "turns_test": (120, ("Cuda",)),
+    "hibernation_test": (90, ("Cuda",)),
+    "node_rotation_test": (200, ("Cuda", "TwoGpus")),
+    "chaos_test": (150, ("Cuda", "TwoGpus")),
+}
 BENCH_TIMEOUT_S = 90
 # The driver's own, which comes and goes.
 LEFT_BEHIND_MIB = 64
@@ -26,15 +35,20 @@ LEFT_BEHIND_MIB = 64
 failed = False
 
 
+begun = time.monotonic()
+
+
 def say(check, ok, **more):
     global failed
     failed = failed or not ok
     print(json.dumps({"check": f"node.{check}", "ok": bool(ok), **more}), flush=True)
+    print(f"{time.monotonic() - begun:7.1f} s  {'ok' if ok else 'FAILED':6}  {check}", file=sys.stderr, flush=True)
 
 
 def program(name):
     packed = ROOT / "bin" / name
-    return str(packed if packed.exists() else ROOT / "bazel-bin" / BUILT[name] / name)
+    built = "tools/palctl" if name == "palctl" else "tests"
+    return str(packed if packed.exists() else ROOT / "bazel-bin" / built / name)
 
 
 def folder_of_runs(name):
@@ -53,28 +67,58 @@ def gpu_mebibytes():
         return None
 
 
+RUNS = re.compile(r"\[ RUN +\] (\S+)")
+ENDED = re.compile(r"\[ +(OK|FAILED|SKIPPED) +\] ([^\s,]+).*\((\d+) ms\)")
+
+
+def follow(lines, at):
+    """Says what each test came to as soon as it has; the one that had begun last and not ended, and what came after
+    the last that had."""
+    running, said = "", []
+    for line in lines:
+        begun_now, ended = RUNS.match(line), ENDED.match(line)
+        if begun_now:
+            running, said = begun_now.group(1), []
+        elif ended and running == ended.group(2):
+            how, name, milliseconds = ended.groups()
+            test = name.removesuffix("/" + name.rsplit("/", 1)[-1]).rsplit(".", 1)[-1]
+            # A test that is skipped for want of a tool says so itself; without a GPU all would be.
+            note = {"FAILED": " / ".join(said)[:600], "SKIPPED": "skipped"}.get(how)
+            say(f"{at}.{test}", how != "FAILED", value=int(milliseconds) / 1000, unit="s",
+                **({"note": note} if note is not None else {}))
+            running, said = "", []
+        else:
+            said.append(line.rstrip())
+    return running, said
+
+
 def run_tests(name, backend, scratch):
-    out = scratch / f"{name}-{backend}.json"
+    limit, _ = PROGRAMS[name]
     at = name if backend == "Cuda" else f"{name}.{backend}"
     try:
-        done = subprocess.run(
-            [program(name), f"--gtest_filter=*/{backend}", f"--gtest_output=json:{out}"],
-            cwd=folder_of_runs(name), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-            timeout=TESTS_TIMEOUT_S, env={**os.environ, "TEST_TMPDIR": str(scratch)})
-        end = f"exit status {done.returncode}: " + " / ".join(done.stdout.splitlines()[-4:])
-    except (OSError, subprocess.TimeoutExpired) as error:
-        end = str(error)
-    if not out.exists():
-        say(at, False, note=end)
+        tests = subprocess.Popen(
+            [program(name), f"--gtest_filter=*/{backend}"], cwd=folder_of_runs(name), stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT, text=True, start_new_session=True,
+            env={**os.environ, "TEST_TMPDIR": str(scratch)})
+    except OSError as error:
+        say(at, False, note=str(error))
         return
-    for suite in json.loads(out.read_text())["testsuites"]:
-        for test in suite["testsuite"]:
-            said = " / ".join(f["failure"][:600] for f in test.get("failures", []))
-            ran = test.get("result") == "COMPLETED"
-            # A test that is skipped for want of a tool says so itself; without a GPU all would be.
-            say(f"{at}.{test['name'].removesuffix('/' + backend)}", not said,
-                value=float(test["time"].rstrip("s")), unit="s",
-                **({"note": said} if said else {} if ran else {"note": "skipped"}))
+    late = threading.Event()
+
+    def stop():
+        late.set()
+        # With the processes that it started.
+        os.killpg(tests.pid, signal.SIGKILL)
+
+    watch = threading.Timer(limit, stop)
+    watch.start()
+    running, said = follow(tests.stdout, at)
+    status = tests.wait()
+    watch.cancel()
+    if late.is_set():
+        say(at, False, note=f"{name} did not end within {limit} s; in {running or 'no test'}: " + " / ".join(said[-4:]))
+    elif status not in (0, 1) or running:
+        say(at, False, note=f"{name} ended with {status} in {running or 'no test'}: " + " / ".join(said[-4:]))
 
 
 def bench(scratch):
@@ -101,14 +145,22 @@ def bench(scratch):
 
 
 def main():
+    parts = sys.argv[1:] or [*PROGRAMS, "bench"]
+    unknown = set(parts) - {*PROGRAMS, "bench"}
+    if unknown:
+        print(f"node_check: unknown: {', '.join(sorted(unknown))}; there are {', '.join(PROGRAMS)} and bench",
+              file=sys.stderr)
+        return 2
     before = gpu_mebibytes()
     with tempfile.TemporaryDirectory(prefix="palimpsest-") as folder:
         scratch = pathlib.Path(folder)
-        for name in ("node_test", "node_rotation_test", "chaos_test"):
-            run_tests(name, "Cuda", scratch)
-            if before is not None and len(before) > 1:
-                run_tests(name, "TwoGpus", scratch)
-        bench(scratch)
+        for name in parts:
+            if name == "bench":
+                bench(scratch)
+                continue
+            for backend in PROGRAMS[name][1]:
+                if backend == "Cuda" or (before is not None and len(before) > 1):
+                    run_tests(name, backend, scratch)
     if before is not None:
         deadline = time.monotonic() + 5
         before = sum(before)

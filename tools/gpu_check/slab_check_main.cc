@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -12,6 +13,7 @@
 #include "common/cuda/context.h"
 #include "common/cuda/virtual_memory.h"
 #include "tools/gpu_check/check_report.h"
+#include "tools/gpu_check/first_gpu.h"
 #include "tools/gpu_check/restore_check.h"
 #include "tools/gpu_check/timing.h"
 #include "worker/compute/cuda/cuda_block_copier.h"
@@ -237,25 +239,21 @@ class SlabCheck {
 
 int Run() {
   CheckReport report;
-  const auto driver = CudaDriver::Load();
-  if (!report.Expect("driver", driver.status())) return report.exit_status();
-  const auto context = CudaContext::Open(**driver, 0);
-  if (!report.Expect("context", context.status()) ||
-      !report.Expect("context", (*context)->MakeCurrent())) {
-    return report.exit_status();
-  }
-  SlabCheck check(**driver, *context, report);
+  const std::optional<FirstGpu> gpu = OpenFirstGpu(report);
+  if (!gpu.has_value()) return report.exit_status();
+  const CudaDriver& driver = *gpu->driver;
+  SlabCheck check(driver, gpu->context, report);
   check.WarmUp();
   int gpus = 0;
-  (void)(*driver)->cuDeviceGetCount(&gpus);
+  (void)driver.cuDeviceGetCount(&gpus);
   check.Accounting([&] {
     check.Prices();
     check.Pool();
     check.Move();
     if (gpus > 1) check.Stripes();
   });
-  CheckRestore(**driver, {0}, "restore.", report);
-  if (gpus > 1) CheckRestore(**driver, {0, 1}, "stripes.restore.", report);
+  CheckRestore(driver, {0}, "restore.", report);
+  if (gpus > 1) CheckRestore(driver, {0, 1}, "stripes.restore.", report);
   return report.exit_status();
 }
 
