@@ -192,10 +192,10 @@ absl::StatusOr<std::unique_ptr<MemoryNode>> MemoryNode::Start(const Options& opt
       return status;
     }
     const bool is_tiny = absl::string_view(tenant) == "beta";
-    absl::StrAppend(
-        &yaml, "  - name: ", tenant, "\n    secret_file: ", secret, "\n    model: {path: \"",
-        is_tiny ? tiny : options.model,
-        "\", max_sequence_tokens: ", is_tiny ? kTinyTokens : options.max_sequence_tokens, "}\n");
+    absl::StrAppend(&yaml, "  - name: ", tenant, "\n    secret_file: ", secret,
+                    "\n    model: {path: \"", is_tiny ? tiny : options.model,
+                    "\", max_sequence_tokens: ",
+                    is_tiny ? kTinyTokens : options.max_sequence_tokens, "}\n    floor: 0\n");
   }
   const std::string config = node->folder_ + "/broker.yaml";
   if (absl::Status status = WriteFileAtomically(config, yaml); !status.ok()) return status;

@@ -65,7 +65,8 @@ class TestNode {
     return absl::StrCat("hello ", descriptors(), " ", tenant, " ", Secret(tenant));
   }
 
-  // Both tenants are alike. `policy` and `tenant` are further lines of those sections.
+  // Both tenants are alike and best effort. `policy` and `tenant` are further lines of those
+  // sections.
   std::string Config(int pool_slabs, const std::string& policy = "",
                      const std::string& tenant = "") const {
     std::string yaml =
@@ -76,7 +77,8 @@ class TestNode {
     absl::StrAppend(&yaml, "tenants:\n");
     for (const char* name : {"alpha", "beta"}) {
       absl::StrAppend(&yaml, "  - name: ", name, "\n    secret_file: ", folder_, "/", name,
-                      "\n    model: {path: ", model(), ", max_sequence_tokens: 256}\n", tenant);
+                      "\n    model: {path: ", model(),
+                      ", max_sequence_tokens: 256}\n    floor: 0\n", tenant);
     }
     return yaml;
   }
