@@ -117,7 +117,7 @@ struct Attempt {
 Attempt Try(SlabLedger& ledger, SlabId slab, uint32_t call, const SlabLedger::Grantee& to,
             RegionIndex place) {
   const SlabRecord is = ledger.record(slab);
-  const auto in = [&is](std::set<SlabState> states) { return states.contains(is.state); };
+  const auto in = [&is](const std::set<SlabState>& states) { return states.contains(is.state); };
   const auto given = [&](SlabState state, Epoch epoch) {
     return SlabRecord{state, to.role, to.session, epoch, place, to.tenant};
   };

@@ -105,7 +105,7 @@ absl::StatusOr<SlabDevice::Link> CudaSlabDevice::MeasureLink(const Gpu& gpu) {
   if (status = range->Map(Bytes(0), kLinkProbe, *memory); !status.ok()) return status;
   const auto unmap = absl::MakeCleanup([&] { (void)range->Unmap(Bytes(0), kLinkProbe); });
   if (status = range->Open(Bytes(0), kLinkProbe); !status.ok()) return status;
-  const CUstream stream = gpu.stream.get();
+  CUstream stream = gpu.stream.get();
   const auto to = BestSpeed(driver, gpu.stream, [&] {
     return driver.cuMemcpyHtoDAsync(range->base(), host, bytes, stream);
   });
