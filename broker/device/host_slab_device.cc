@@ -1,8 +1,7 @@
 #include "broker/device/host_slab_device.h"
 
-#include <fcntl.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <utility>
@@ -13,11 +12,6 @@
 #include "common/file.h"
 #include "common/mapping.h"
 #include "common/memory_file.h"
-
-// Of the kernel's headers, which do not go together with the C library's.
-#ifndef MFD_HUGE_2MB
-#define MFD_HUGE_2MB (21U << 26)
-#endif
 
 namespace palimpsest {
 namespace {
@@ -57,23 +51,8 @@ absl::Status HostSlabDevice::CheckId(SlabId slab) const {
 }
 
 absl::StatusOr<UniqueFd> HostSlabDevice::NewMemoryOf(Pages pages) {
-  const unsigned flags =
-      MFD_CLOEXEC | MFD_ALLOW_SEALING | (pages == Pages::kHugetlb ? MFD_HUGETLB | MFD_HUGE_2MB : 0);
-  UniqueFd memory(::memfd_create("palimpsest-slab", flags));
-  if (!memory.valid()) return ErrnoStatus("cannot create a slab");
-  if (::ftruncate(memory.get(), options_.slab_bytes.count()) != 0) {
-    return ErrnoStatus("cannot size a slab");
-  }
-  // Huge pages need an aligned place to be mapped at.
-  absl::StatusOr<AddressRange> range = AddressRange::Reserve(options_.slab_bytes, kHugePage);
-  if (!range.ok()) return range.status();
-  const bool transparent = pages == Pages::kTransparent;
-  absl::Status status =
-      range->Map(Bytes(0), options_.slab_bytes, memory.get(), MapAccess::kReadWrite,
-                 transparent ? MapPopulate::kNo : MapPopulate::kYes);
-  if (status.ok() && transparent) status = AllocatePages(range->base(), options_.slab_bytes);
-  if (!status.ok()) return status;
-  if (::fcntl(memory.get(), F_ADD_SEALS, kSlabSeals) != 0) return ErrnoStatus("cannot seal a slab");
+  absl::StatusOr<UniqueFd> memory = NewHostMemory("palimpsest-slab", options_.slab_bytes, pages);
+  if (!memory.ok()) return memory;
   MutexLock lock(&mu_);
   ++created_[static_cast<size_t>(pages)];
   return memory;

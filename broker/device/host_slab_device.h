@@ -1,13 +1,6 @@
-// Slabs in host memory: one memfd each, made of huge pages where possible.
-//
-// Pages, in order of preference: from the hugetlb pool, if vm.nr_hugepages has room for all slabs;
-// transparent huge pages; small pages. All are faulted in here, so that the memory is charged to
-// the broker. Transparent ones do not depend on shmem_enabled: one page is touched and the range
-// collapsed (MADV_COLLAPSE, Linux 6.1), which zeroes a huge page at memory speed, whereas small
-// pages cost ten times as much to create and map.
-//
-// A slab's file is sealed against growing and against more seals, and nothing else: its worker can
-// write to it and shrink it (which hurts nobody else), the broker can truncate it to retire it.
+// Slabs in host memory: one memfd each (host_memory.h), made of huge pages where possible. Pages,
+// in order of preference: from the hugetlb pool, if vm.nr_hugepages has room for all slabs;
+// transparent huge pages; small pages.
 #ifndef PALIMPSEST_BROKER_DEVICE_HOST_SLAB_DEVICE_H_
 #define PALIMPSEST_BROKER_DEVICE_HOST_SLAB_DEVICE_H_
 
@@ -18,6 +11,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
+#include "broker/device/host_memory.h"
 #include "broker/device/slab_device.h"
 #include "common/bytes.h"
 #include "common/mutex.h"
@@ -26,7 +20,7 @@ namespace palimpsest {
 
 class HostSlabDevice : public SlabDevice {
  public:
-  enum class Pages { kHugetlb, kTransparent, kSmall };
+  using Pages = HostPages;
 
   struct Options {
     uint32_t slabs = 0;
