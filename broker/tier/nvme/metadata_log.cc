@@ -73,15 +73,17 @@ void MetadataLog::SetBuffer(const std::string& bytes, Bytes offset) {
   buffer_offset_ = offset;
 }
 
+bool MetadataLog::IsCovered(const Entry& entry) const {
+  return entry.kind != Change::Kind::kPut || entry.flushes_before < last_good_flush_;
+}
+
 bool MetadataLog::TakeBatch(absl::Time now) {
   FrameWriter writer(nonce_, position_, now);
   size_t taken = 0;
-  bool uncovered = false;
-  for (; taken < queue_.size() && writer.size() < BatchLimit(layout_.area).count(); ++taken) {
-    const Entry& entry = queue_[taken];
-    const bool put = entry.kind == Change::Kind::kPut;
-    writer.Add(put ? table_.EncodedOf(entry.place) : entry.record);
-    uncovered |= put && entry.flushes_before >= last_good_flush_;
+  while (taken < queue_.size() && IsCovered(queue_[taken]) &&
+         writer.size() < BatchLimit(layout_.area).count()) {
+    const Entry& entry = queue_[taken++];
+    writer.Add(entry.kind == Change::Kind::kPut ? table_.EncodedOf(entry.place) : entry.record);
   }
   const std::string frames = writer.Finish();
   if (position_ + frames.size() / kIoUnit.count() > layout_.area_units()) return false;
@@ -92,7 +94,7 @@ bool MetadataLog::TakeBatch(absl::Time now) {
   for (const Entry& entry : batch_) {
     if (entry.kind == Change::Kind::kPut) table_.Move(entry.place, ExtentState::kLogging);
   }
-  step_ = uncovered ? Step::kFlushData : Step::kWriteBatch;
+  step_ = Step::kWriteBatch;
   return true;
 }
 
@@ -141,7 +143,12 @@ void MetadataLog::FinishSnapshot() {
 
 void MetadataLog::Choose(absl::Time now) {
   if (!needs_snapshot_) {
-    if (queue_.empty() || TakeBatch(now)) return;
+    if (queue_.empty()) return;
+    if (!IsCovered(queue_.front())) {
+      step_ = Step::kFlushData;
+      return;
+    }
+    if (TakeBatch(now)) return;
     needs_snapshot_ = true;
   }
   if (error_.ok() || now >= retry_at_) BeginSnapshot();
@@ -166,7 +173,7 @@ void MetadataLog::Completed(absl::Status status, absl::Time now) {
     case Step::kIdle:
       break;
     case Step::kFlushData:
-      step_ = Step::kWriteBatch;
+      step_ = Step::kIdle;
       break;
     case Step::kWriteBatch:
       step_ = Step::kFlushBatch;

@@ -100,6 +100,9 @@ class MetadataLog {
   static bool IsFlush(Step step);
   void Answer(Done& done, absl::Status status);
   void Choose(absl::Time now);
+  // Whether the bytes that the record speaks of have been flushed.
+  bool IsCovered(const Entry& entry) const;
+  // What is covered at the front of the queue. False if it does not fit the area.
   bool TakeBatch(absl::Time now);
   void CommitBatch();
   void BeginSnapshot();
