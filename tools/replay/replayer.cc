@@ -8,6 +8,7 @@
 #include "absl/strings/str_join.h"
 #include "broker/core/cache/queue_policies.h"
 #include "broker/core/cache/score_policies.h"
+#include "broker/core/reuse/predictive_policy.h"
 #include "tools/replay/belady_policy.h"
 
 namespace palimpsest::replay {
@@ -26,11 +27,20 @@ PolicyPointer MakeSized(size_t capacity, const Trace&) {
   return std::make_unique<Policy>(capacity);
 }
 
+template <bool pairs, bool features>
+PolicyPointer MakePredictive(size_t, const Trace&) {
+  return std::make_unique<reuse::PredictivePolicy>(
+      reuse::HazardModelOptions{.pairs = pairs, .features = features});
+}
+
 PolicyPointer MakeBelady(size_t, const Trace& trace) {
   return std::make_unique<BeladyPolicy>(trace.accesses(), trace.distinct_blocks());
 }
 
 constexpr ReplayPolicy kPolicies[] = {
+    {"predictive", Discipline::kLeavesFirst, false, MakePredictive<true, true>, true},
+    {"predictive-pairs", Discipline::kLeavesFirst, false, MakePredictive<true, false>, true},
+    {"predictive-features", Discipline::kLeavesFirst, false, MakePredictive<false, true>, true},
     {"lru", {}, false, Make<cache::LruPolicy>},
     {"lfu", {}, false, Make<cache::LfuPolicy>},
     {"arc", {}, false, MakeSized<cache::ArcPolicy>},
@@ -87,7 +97,8 @@ ReplayResult Replay(const Trace& trace, const ReplayPolicy& policy, const Replay
   cache::BlockCache cache({.capacity = capacity,
                            .history = options.history,
                            .discipline = result.discipline,
-                           .may_refuse = true},
+                           .may_refuse = true,
+                           .store_at_end = policy.at_end},
                           policy.make(capacity, trace));
   std::vector<BlockKey> path;
   const std::vector<TraceRequest>& requests = trace.requests();
@@ -102,14 +113,14 @@ ReplayResult Replay(const Trace& trace, const ReplayPolicy& policy, const Replay
                      .conversation = requests[i].conversation,
                      .input_tokens = requests[i].input_tokens},
                     path);
-    cache.End({.id = id,
-               .time = now,
-               .how = requests[i].ending,
-               .output_tokens = requests[i].output_tokens});
+    const cache::BlockCache::Outcome end = cache.End({.id = id,
+                                                      .time = now,
+                                                      .how = requests[i].ending,
+                                                      .output_tokens = requests[i].output_tokens});
     Add(requests[i], path.size(), outcome.cached, trace.block_tokens(),
         result.halves[i * 2 < requests.size() ? 0 : 1]);
-    result.stored_blocks += static_cast<int64_t>(outcome.stored);
-    result.evicted_blocks += static_cast<int64_t>(outcome.evicted);
+    result.stored_blocks += static_cast<int64_t>(outcome.stored + end.stored);
+    result.evicted_blocks += static_cast<int64_t>(outcome.evicted + end.evicted);
   }
   for (const ReplayCounts& half : result.halves) {
     result.all.blocks += half.blocks;

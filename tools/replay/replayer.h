@@ -30,6 +30,8 @@ struct ReplayPolicy {
   // As large as it takes to keep everything.
   bool unbounded = false;
   std::unique_ptr<cache::EvictionPolicy> (*make)(size_t capacity, const Trace& trace);
+  // Blocks are stored when their request has ended (cache::BlockCacheOptions::store_at_end).
+  bool at_end = false;
 };
 
 std::vector<std::string> ReplayPolicies();

@@ -9,6 +9,7 @@ namespace palimpsest::cache {
 BlockCache::BlockCache(const BlockCacheOptions& options, std::unique_ptr<EvictionPolicy> policy)
     : options_(options), policy_(std::move(policy)) {
   assert(options_.capacity > 0 && policy_ != nullptr);
+  assert(!options_.store_at_end || options_.discipline == Discipline::kLeavesFirst);
 }
 
 bool BlockCache::IsCached(BlockKey key) const {
@@ -65,6 +66,11 @@ BlockCache::Running BlockCache::StorePrefix(const RequestInfo& request, Outcome&
     running.tail = path_[outcome.cached - 1];
     Hold(running.tail);
   }
+  if (options_.store_at_end) {
+    for (size_t i = outcome.cached; i < path_.size(); ++i) running.rest.push_back(At(path_[i]).key);
+    running.announced = running.rest.size();
+    return running;
+  }
   for (size_t i = outcome.cached; i < path_.size() && running.whole; ++i) {
     running.whole = Store(request.id, request.arrival, path_[i], outcome);
     if (running.whole) running.tail = path_[i];
@@ -75,31 +81,75 @@ BlockCache::Running BlockCache::StorePrefix(const RequestInfo& request, Outcome&
 BlockCache::Outcome BlockCache::Extend(RequestId request, absl::Time now, BlockKey key) {
   assert(options_.discipline == Discipline::kLeavesFirst);
   Outcome outcome;
-  const auto running = running_.find(request);
-  assert(running != running_.end());
-  if (!running->second.whole) return outcome;
-  const BlockHandle tail = running->second.tail;
-  const auto found = handles_.find(key);
-  const BlockHandle block = found == handles_.end() ? Allocate(key, tail) : found->second;
+  const auto found = running_.find(request);
+  assert(found != running_.end());
+  Running& running = found->second;
+  if (options_.store_at_end) {
+    running.rest.push_back(key);
+    return outcome;
+  }
+  if (!running.whole) return outcome;
+  const auto known = handles_.find(key);
+  const BlockHandle block = known == handles_.end() ? Allocate(key, running.tail) : known->second;
   if (At(block).cached) {  // another request has computed it meanwhile
-    Hold(block);
-    if (tail != kNoBlock) Unhold(tail);
+    MoveTail(running, block);
   } else {
     history_.Push(block);
-    if (!Store(request, now, block, outcome)) running->second.whole = false;
+    policy_->OnExtend(request, block);
+    running.whole = Store(request, now, block, outcome);
+    if (running.whole) running.tail = block;
   }
-  if (running->second.whole) running->second.tail = block;
   ForgetOldest();
   return outcome;
 }
 
-void BlockCache::End(const RequestEnd& end) {
-  const auto running = running_.find(end.id);
-  assert(running != running_.end());
-  const BlockHandle tail = running->second.tail;
-  running_.erase(running);
+BlockCache::Outcome BlockCache::End(const RequestEnd& end) {
+  const auto found = running_.find(end.id);
+  assert(found != running_.end());
+  Running running = std::move(found->second);
+  running_.erase(found);
+  Outcome outcome;
+  if (options_.store_at_end) NameRest(end.id, running);
   policy_->OnRequestEnd(end);
-  if (tail != kNoBlock) Unhold(tail);
+  if (options_.store_at_end) StoreRest(end.id, end.time, running, outcome);
+  if (running.tail != kNoBlock) Unhold(running.tail);
+  ForgetOldest();
+  return outcome;
+}
+
+void BlockCache::NameRest(RequestId request, const Running& running) {
+  path_.clear();
+  BlockHandle parent = running.tail;
+  for (size_t i = 0; i < running.rest.size(); ++i) {
+    const BlockKey key = running.rest[i];
+    const bool announced = i < running.announced;
+    const auto known = handles_.find(key);
+    if (known == handles_.end() && announced) break;  // forgotten
+    parent = known == handles_.end() ? Allocate(key, parent) : known->second;
+    if (!announced && !At(parent).cached) policy_->OnExtend(request, parent);
+    path_.push_back(parent);
+  }
+  for (size_t i = path_.size(); i > 0; --i) {
+    if (!At(path_[i - 1]).cached) history_.Push(path_[i - 1]);
+  }
+}
+
+void BlockCache::StoreRest(RequestId request, absl::Time now, Running& running, Outcome& outcome) {
+  for (const BlockHandle block : path_) {
+    if (At(block).cached) {  // another request has stored it meanwhile
+      MoveTail(running, block);
+    } else if (Store(request, now, block, outcome)) {
+      running.tail = block;
+    } else {
+      return;
+    }
+  }
+}
+
+void BlockCache::MoveTail(Running& running, BlockHandle block) {
+  Hold(block);
+  if (running.tail != kNoBlock) Unhold(running.tail);
+  running.tail = block;
 }
 
 BlockHandle BlockCache::Allocate(BlockKey key, BlockHandle parent) {

@@ -34,6 +34,9 @@ struct BlockCacheOptions {
   // Whether the policy may leave blocks unstored. Yes for a tier below; no for the pool in which
   // requests run.
   bool may_refuse = false;
+  // Store what a request computed when it ends, not when it begins: a tier below gets blocks when
+  // they are done with above, and can tell by then how the request ended. Only with kLeavesFirst.
+  bool store_at_end = false;
 };
 
 class BlockCache {
@@ -57,7 +60,9 @@ class BlockCache {
   // kLeavesFirst, and that it is not in the path yet.
   Outcome Extend(RequestId request, absl::Time now, BlockKey key);
 
-  void End(const RequestEnd& end);
+  // With store_at_end: the outcome of storing. Blocks of the path that were forgotten meanwhile,
+  // and those behind them, are not stored.
+  Outcome End(const RequestEnd& end);
 
   size_t capacity() const { return options_.capacity; }
   size_t cached() const { return cached_; }
@@ -76,6 +81,8 @@ class BlockCache {
   struct Running {
     BlockHandle tail = kNoBlock;  // last stored block of the path
     bool whole = true;            // all of it is stored
+    std::vector<BlockKey> rest;   // what is to be stored at the end
+    size_t announced = 0;         // so many of it the policy has been told of
   };
 
   Block& At(BlockHandle handle) { return blocks_[handle.value()]; }
@@ -83,6 +90,11 @@ class BlockCache {
   // The rest of path_ as far as there is room; the first as kPlain, the second as kLeavesFirst.
   void StoreEach(const RequestInfo& request, Outcome& outcome);
   Running StorePrefix(const RequestInfo& request, Outcome& outcome);
+  // Sets path_ to what is to be stored at the end, as far as it was not forgotten.
+  void NameRest(RequestId request, const Running& running);
+  void StoreRest(RequestId request, absl::Time now, Running& running, Outcome& outcome);
+  // The running request's use moves on from its tail to `block`, which is cached.
+  void MoveTail(Running& running, BlockHandle block);
   // Makes room and caches; false if the policy names no victim.
   bool Store(RequestId request, absl::Time now, BlockHandle handle, Outcome& outcome);
   void Evict(BlockHandle handle);

@@ -50,6 +50,55 @@ class BlockCacheTest : public testing::Test {
   uint64_t requests_ = 0;
 };
 
+class StoreAtEndTest : public testing::Test {
+ protected:
+  void Make(size_t capacity, size_t history) {
+    cache_ = std::make_unique<BlockCache>(
+        BlockCacheOptions{.capacity = capacity, .history = history, .store_at_end = true},
+        std::make_unique<LruPolicy>());
+  }
+  RequestId Begin(const std::string& letters) {
+    const RequestId id(++requests_);
+    cached_ = cache_->Begin({.id = id}, Path(letters)).cached;
+    return id;
+  }
+
+  std::unique_ptr<BlockCache> cache_;
+  size_t cached_ = 0;
+  uint64_t requests_ = 0;
+};
+
+TEST_F(StoreAtEndTest, StoresWithWhatWasComputedMeanwhile) {
+  Make(10, 10);
+  const RequestId request = Begin("ab");
+  EXPECT_EQ(cache_->Extend(request, absl::InfinitePast(), Path("c")[0]).stored, 0);
+  EXPECT_EQ(cache_->cached(), 0);
+  EXPECT_EQ(cache_->End({.id = request}).stored, 3);
+  const RequestId next = Begin("abcd");
+  EXPECT_EQ(cached_, 3);
+  EXPECT_EQ(cache_->End({.id = next}).stored, 1);
+}
+
+TEST_F(StoreAtEndTest, WhatAnotherStoredMeanwhileIsNotStoredTwice) {
+  Make(10, 10);
+  const RequestId a = Begin("abc");
+  const RequestId b = Begin("abd");
+  EXPECT_EQ(cache_->End({.id = a}).stored, 3);
+  EXPECT_EQ(cache_->End({.id = b}).stored, 1);
+  EXPECT_EQ(cache_->cached(), 4);
+}
+
+TEST_F(StoreAtEndTest, WhatWasForgottenMeanwhileIsNotStoredNorWhatFollowsIt) {
+  Make(10, 3);
+  const RequestId a = Begin("abc");
+  const RequestId b = Begin("xy");
+  cache_->Extend(a, absl::InfinitePast(), Path("d")[0]);
+  EXPECT_EQ(cache_->End({.id = a}).stored, 1) << "a; b and c made room for x and y";
+  EXPECT_EQ(cache_->End({.id = b}).stored, 2);
+  Begin("abcd");
+  EXPECT_EQ(cached_, 1);
+}
+
 TEST_F(BlockCacheTest, HitIsTheLongestCachedPrefix) {
   EXPECT_EQ(Run("abc").cached, 0);
   EXPECT_EQ(outcome_.stored, 3);

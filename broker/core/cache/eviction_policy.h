@@ -7,9 +7,9 @@
 //
 // Who owns what. The owner of a policy (PrefixCache here) holds the table of keys, decides what is
 // cached and tells the policy, which never changes that by itself. A handle is *known* from the
-// first request that names its block until OnForget; then it may come to mean another block. A
-// known block is cached or not; one that is not is history (a ghost), of which the owner keeps as
-// much as it was told to.
+// first request that names its block (or OnExtend) until OnForget; then it may come to mean another
+// block. A known block is cached or not; one that is not is history (a ghost), of which the owner
+// keeps as much as it was told to.
 //
 // Order of calls, for one request:
 //
@@ -21,7 +21,8 @@
 //     OnInsert(request, block, parent)
 //   OnRequestEnd(end)               once; other requests may come between
 //
-// Blocks computed beyond the prompt (while decoding) are inserted likewise before the end. The
+// Blocks computed beyond the prompt (while decoding) are announced by OnExtend before the end and
+// inserted likewise. A tier that stores what requests leave behind inserts after OnRequestEnd. The
 // owner may evict at any time (a revoke, a time to live), asking with `block` = kNoBlock or not
 // asking at all.
 //
@@ -121,6 +122,13 @@ class EvictionPolicy {
   virtual absl::string_view name() const = 0;
 
   virtual void OnRequest(const RequestInfo& request, const Access& access) = 0;
+
+  // The running request has one more block behind its path, which is not cached. It may have been
+  // known.
+  virtual void OnExtend(RequestId request, BlockHandle block) {
+    static_cast<void>(request);
+    static_cast<void>(block);
+  }
 
   // `block` is known, not cached, and is cached from now on; kNoBlock as `parent`: it is a first
   // block.

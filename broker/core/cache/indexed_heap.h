@@ -1,5 +1,6 @@
-// A priority queue of blocks whose keys may change: a 4-ary heap (Johnson, "Priority queues with
-// update and finding minimum spanning trees", 1975) that knows where each block stands in it.
+// A priority queue of blocks (or others with dense ids) whose keys may change: a 4-ary heap
+// (Johnson, "Priority queues with update and finding minimum spanning trees", 1975) that knows
+// where each block stands in it.
 //
 // Complexity: O(log size) a change, O(1) a look. Threads: none.
 #ifndef PALIMPSEST_BROKER_CORE_CACHE_INDEXED_HEAP_H_
@@ -16,19 +17,20 @@
 
 namespace palimpsest::cache {
 
-// The least key is on top; of equal keys the least handle. Key: ordered by <, cheap to copy.
-template <typename Key>
+// The least key is on top; of equal keys the least id. Key: ordered by <, cheap to copy.
+// Id: a StrongInt.
+template <typename Key, typename Id = BlockHandle>
 class IndexedHeap {
  public:
   bool empty() const { return entries_.empty(); }
   size_t size() const { return entries_.size(); }
 
-  bool Contains(BlockHandle block) const {
+  bool Contains(Id block) const {
     return block.value() < places_.size() && places_[block.value()] != kNowhere;
   }
 
   // Requires a block that is not in the heap.
-  void Push(BlockHandle block, Key key) {
+  void Push(Id block, Key key) {
     assert(!Contains(block));
     if (block.value() >= places_.size()) places_.resize(block.value() + size_t{1}, kNowhere);
     entries_.push_back({key, block});
@@ -36,10 +38,10 @@ class IndexedHeap {
   }
 
   // The others require a block that is in it, or that it is not empty.
-  BlockHandle Top() const { return entries_.front().block; }
+  Id Top() const { return entries_.front().block; }
   const Key& TopKey() const { return entries_.front().key; }
 
-  void Update(BlockHandle block, Key key) {
+  void Update(Id block, Key key) {
     const size_t place = PlaceOf(block);
     const Entry entry{key, block};
     const bool rises = entry < entries_[place];
@@ -47,7 +49,7 @@ class IndexedHeap {
     rises ? Rise(place) : Sink(place);
   }
 
-  void Remove(BlockHandle block) {
+  void Remove(Id block) {
     const size_t place = PlaceOf(block);
     places_[block.value()] = kNowhere;
     const Entry last = entries_.back();
@@ -64,7 +66,7 @@ class IndexedHeap {
 
   struct Entry {
     Key key;
-    BlockHandle block;
+    Id block;
 
     friend bool operator<(const Entry& a, const Entry& b) {
       if (a.key < b.key) return true;
@@ -72,7 +74,7 @@ class IndexedHeap {
     }
   };
 
-  size_t PlaceOf(BlockHandle block) const {
+  size_t PlaceOf(Id block) const {
     assert(Contains(block));
     return places_[block.value()];
   }
