@@ -130,30 +130,30 @@ class RandomPaths {
 class PolicyProperty : public testing::TestWithParam<Candidate> {};
 
 TEST_P(PolicyProperty, VictimsAreThoseOfAPlainSearchOfBlocksAlone) {
-  for (const size_t capacity : {1, 2, 7, 40, 150}) {
+  for (const size_t capacity : {1, 2, 7, 100}) {
     auto twins = std::make_unique<Twins>(GetParam().real(capacity), GetParam().naive(capacity));
     const Twins& asked = *twins;
     BlockCache cache({.capacity = capacity, .discipline = Discipline::kPlain}, std::move(twins));
     RandomPaths paths(static_cast<uint32_t>(capacity));
-    for (uint64_t id = 1; id <= 600; ++id) {
+    for (uint64_t id = 1; id <= 400; ++id) {
       cache.Begin({.id = RequestId(id)}, paths.Next());
       cache.End({.id = RequestId(id)});
       ASSERT_FALSE(HasFailure()) << "capacity " << capacity << ", request " << id;
     }
-    EXPECT_GT(asked.asked(), 400);
+    EXPECT_GT(asked.asked(), 300);
   }
 }
 
 // Requests that overlap, grow, and hold what they use; a history that is too short.
 TEST_P(PolicyProperty, VictimsAreThoseOfAPlainSearchOfLeaves) {
-  for (const size_t capacity : {1, 5, 30, 120}) {
+  for (const size_t capacity : {1, 7, 100}) {
     auto twins = std::make_unique<Twins>(GetParam().real(capacity), GetParam().naive(capacity));
     const Twins& asked = *twins;
     BlockCache cache({.capacity = capacity, .history = capacity / 2}, std::move(twins));
     RandomPaths paths(static_cast<uint32_t>(capacity));
     std::vector<RequestId> running;
     uint64_t id = 0;
-    for (int step = 0; step < 3000; ++step) {
+    for (int step = 0; step < 2000; ++step) {
       const size_t action = paths.Below(4);
       if (action == 0 || running.empty()) {
         running.push_back(RequestId(++id));
