@@ -109,6 +109,9 @@ GrpcMemoryClient::GrpcMemoryClient(Options options)
       .gate_wait = &metrics.Histogram<"palimpsest_worker_gate_wait_seconds">(),
       .restored_bytes = &metrics.Counter<"palimpsest_worker_restored_bytes_total">(),
       .rotation_bytes = &metrics.Counter<"palimpsest_worker_rotation_bytes_total">(),
+      .peer_image_bytes = &metrics.Gauge<"palimpsest_worker_peer_image_bytes">(),
+      .peer_filled_bytes = &metrics.Counter<"palimpsest_worker_peer_filled_bytes_total">(),
+      .peer_fill_seconds = &metrics.Counter<"palimpsest_worker_peer_fill_seconds_total">(),
       .restores_held_back =
           &metrics.Counter<"palimpsest_worker_link_wait_seconds_total">("restore"),
       .blocks_held_back = &metrics.Counter<"palimpsest_worker_link_wait_seconds_total">("blocks"),

@@ -201,6 +201,9 @@ class GrpcMemoryClient : public MemoryClient {
     prometheus::Histogram* gate_wait = nullptr;
     prometheus::Counter* restored_bytes = nullptr;
     prometheus::Counter* rotation_bytes = nullptr;
+    prometheus::Gauge* peer_image_bytes = nullptr;
+    prometheus::Counter* peer_filled_bytes = nullptr;
+    prometheus::Counter* peer_fill_seconds = nullptr;
     prometheus::Counter* restores_held_back = nullptr;
     prometheus::Counter* blocks_held_back = nullptr;
     prometheus::Counter* checksum_failures = nullptr;

@@ -4,6 +4,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "common/log.h"
+#include "common/monotonic_time.h"
 #include "worker/memory/grpc_memory_client.h"
 
 namespace palimpsest {
@@ -66,8 +67,15 @@ void GrpcMemoryClient::Perform(PeerOffer& task) {
 }
 
 void GrpcMemoryClient::Fill(PeerOffer& offer) {
+  const absl::Time begin = MonotonicNow();
   const absl::StatusOr<double> rate = restorer_->KeepCopy(std::move(offer.memory));
   if (rate.ok()) {
+    const Bytes copied = slab_bytes_ * (int64_t{offer.slabs} * backend_.ranks());
+    if (instruments_.peer_image_bytes != nullptr) {
+      instruments_.peer_image_bytes->Set(static_cast<double>(copied.count()));
+      instruments_.peer_filled_bytes->Increment(static_cast<double>(copied.count()));
+      instruments_.peer_fill_seconds->Increment(absl::ToDoubleSeconds(MonotonicNow() - begin));
+    }
     Log(LogLevel::kInfo, "parameters are copied from another GPU",
         {{"slabs", offer.slabs}, {"gigabytes_per_s", *rate / 1e9}});
   } else {
@@ -92,7 +100,10 @@ void GrpcMemoryClient::Drop(const PeerReturn& what) {
     MutexLock lock(&mu_);
     present = what.copy == peer_copy_;
   }
-  if (present) restorer_->DropCopy();
+  if (present) {
+    restorer_->DropCopy();
+    if (instruments_.peer_image_bytes != nullptr) instruments_.peer_image_bytes->Set(0);
+  }
   MutexLock lock(&mu_);
   if (present) {
     peer_kept_ = false;
