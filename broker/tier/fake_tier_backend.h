@@ -46,7 +46,7 @@ class FakeTierBackend : public TierBackend {
     int closed = 0;
 
     // Ends one that waits, with what it should do or with an error.
-    void Finish(size_t index, absl::Status status = absl::OkStatus()) {
+    void Finish(size_t index, const absl::Status& status = absl::OkStatus()) {
       Operation operation = std::move(pending[index]);
       pending.erase(pending.begin() + index);
       End(std::move(operation), status);

@@ -5,6 +5,18 @@
 #include "broker/tier/tier_store_core.h"
 
 namespace palimpsest {
+namespace {
+
+// The medium may still write to memory that requests pinned: none of it may ever be freed.
+template <typename T>
+void KeepForEver(std::unique_ptr<T> value) {
+  static auto* const kept = new std::vector<std::unique_ptr<T>>;
+  static auto* const mu = new Mutex;
+  MutexLock lock(mu);
+  kept->push_back(std::move(value));
+}
+
+}  // namespace
 
 absl::StatusOr<std::unique_ptr<TierStore>> TierStore::Open(const Options& options,
                                                            std::unique_ptr<TierBackend> backend,
@@ -18,12 +30,7 @@ absl::StatusOr<std::unique_ptr<TierStore>> TierStore::Open(const Options& option
 TierStore::TierStore(std::unique_ptr<Core> core) : core_(std::move(core)) {}
 
 TierStore::~TierStore() {
-  if (core_->Shutdown()) return;
-  // The medium may still write to memory that requests pinned: none of it may ever be freed.
-  static auto* const given_up = new std::vector<std::unique_ptr<Core>>;
-  static auto* const mu = new Mutex;
-  MutexLock lock(mu);
-  given_up->push_back(std::move(core_));
+  if (!core_->Shutdown()) KeepForEver(std::move(core_));
 }
 
 absl::Status TierStore::Load(TierLoad request, Done done) {

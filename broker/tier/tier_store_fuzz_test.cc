@@ -75,7 +75,7 @@ class Fuzzer {
   uint64_t Roll(uint64_t n) { return random_() % n; }
 
   TierStore::Done AnswerOf(Request* request, uint64_t key, uint64_t version, bool load) {
-    return [=, this](absl::Status status) {
+    return [=, this](const absl::Status& status) {
       EXPECT_FALSE(request->answered);
       request->answered = true;
       if (load && status.ok()) {

@@ -274,7 +274,7 @@ absl::StatusOr<uint64_t> DirectoryBackend::GenerationOf(const std::string& tenan
       return known->second.number;
     }
   }
-  const absl::StatusOr<uint64_t> generation = ReadGeneration(tenant);
+  absl::StatusOr<uint64_t> generation = ReadGeneration(tenant);
   if (generation.ok()) Remember(tenant, *generation);
   return generation;
 }
