@@ -11,17 +11,17 @@ size_t EndingOf(uint8_t value) { return value & 3U; }
 
 float Sigmoid(float logit) { return 1 / (1 + std::exp(-logit)); }
 
-}  // namespace
-
-void HazardModel::Weight::Descend(float gradient) {
+void Descend(float& weight, float& squares, float gradient) {
   squares += gradient * gradient;
-  value -= kStep * gradient / std::sqrt(1 + squares);
+  weight -= HazardModel::kStep * gradient / std::sqrt(1 + squares);
 }
+
+}  // namespace
 
 HazardModel::HazardModel(const HazardModelOptions& options)
     : options_(options), bin_weights_(kFeatures * kFeatureValues) {
   assert(options.pairs || options.features);
-  for (Weight& weight : bias_) weight.value = std::log(kPriorHazard / (1 - kPriorHazard));
+  bias_.values.fill(std::log(kPriorHazard / (1 - kPriorHazard)));
   RefreshRoots();
 }
 
@@ -101,19 +101,27 @@ float HazardModel::Observe(ClassId id, size_t bin, float share) {
   float table = RootOf(entry)[bin];
   if (!options_.features) return table;
   for (size_t level = 0; level < entry.levels; ++level) {
-    Evidence& evidence = nodes_[entry.nodes[level]][bin];
+    Node& node = nodes_[entry.nodes[level]];
+    Evidence evidence{node.reused[bin], node.survived[bin]};
     table = evidence.Mean(table, kShrinkage);
     evidence.Add(share, kMemory);
+    node.reused[bin] = evidence.reused;
+    node.survived[bin] = evidence.survived;
   }
   const float predicted = Sigmoid(Logit(entry, bin));
-  const float gradient = predicted - share;
-  bias_[bin].Descend(gradient);
+  Learn(entry, bin, predicted - share);
+  return std::sqrt(table * predicted);
+}
+
+void HazardModel::Learn(const Class& entry, size_t bin, float gradient) {
+  Descend(bias_.values[bin], bias_.squares[bin], gradient);
   for (size_t i = 0; i < kFeatures; ++i) {
     const size_t value = entry.features[static_cast<Feature>(i)];
-    value_weights_[i][value].Descend(gradient);
-    bin_weights_[i * kFeatureValues + value][bin].Descend(gradient);
+    Weight& weight = value_weights_[i][value];
+    Descend(weight.value, weight.squares, gradient);
+    Weights& weights = bin_weights_[i * kFeatureValues + value];
+    Descend(weights.values[bin], weights.squares[bin], gradient);
   }
-  return std::sqrt(table * predicted);
 }
 
 Hazards HazardModel::HazardsOf(ClassId id) const {
@@ -123,20 +131,28 @@ Hazards HazardModel::HazardsOf(ClassId id) const {
   for (size_t level = 0; level < entry.levels; ++level) {
     const Node& node = nodes_[entry.nodes[level]];
     for (size_t bin = 0; bin < kAgeBins; ++bin) {
-      hazards[bin] = node[bin].Mean(hazards[bin], kShrinkage);
+      hazards[bin] = (node.reused[bin] + kShrinkage * hazards[bin]) /
+                     (node.reused[bin] + node.survived[bin] + kShrinkage);
     }
   }
+  PerBin logits = bias_.values;
+  for (size_t i = 0; i < kFeatures; ++i) {
+    const size_t value = entry.features[static_cast<Feature>(i)];
+    const float all_bins = value_weights_[i][value].value;
+    const PerBin& values = bin_weights_[i * kFeatureValues + value].values;
+    for (size_t bin = 0; bin < kAgeBins; ++bin) logits[bin] += all_bins + values[bin];
+  }
   for (size_t bin = 0; bin < kAgeBins; ++bin) {
-    hazards[bin] = std::sqrt(hazards[bin] * Sigmoid(Logit(entry, bin)));
+    hazards[bin] = std::sqrt(hazards[bin] * Sigmoid(logits[bin]));
   }
   return hazards;
 }
 
 float HazardModel::Logit(const Class& entry, size_t bin) const {
-  float logit = bias_[bin].value;
+  float logit = bias_.values[bin];
   for (size_t i = 0; i < kFeatures; ++i) {
     const size_t value = entry.features[static_cast<Feature>(i)];
-    logit += value_weights_[i][value].value + bin_weights_[i * kFeatureValues + value][bin].value;
+    logit += value_weights_[i][value].value + bin_weights_[i * kFeatureValues + value].values[bin];
   }
   return logit;
 }

@@ -86,20 +86,19 @@ class HazardModel {
     uint32_t levels = 0;
     std::array<uint32_t, kLevels> nodes{};
   };
-  using Node = std::array<Evidence, kAgeBins>;
-
-  struct Weight {
-    float value = 0;
-    float squares = 0;  // sum of squared gradients
-
-    void Descend(float gradient);
+  using PerBin = std::array<float, kAgeBins>;
+  struct Node {  // Evidence of each bin
+    PerBin reused{}, survived{};
   };
-  using Weights = std::array<Weight, kAgeBins>;
+  struct Weights {
+    PerBin values{}, squares{};  // squares: sums of squared gradients
+  };
 
   void FindNodes(Class& entry);
   void RefreshRoots();
   const Hazards& RootOf(const Class& entry) const;
   float Logit(const Class& entry, size_t bin) const;
+  void Learn(const Class& entry, size_t bin, float gradient);
 
   const HazardModelOptions options_;
   TransitionPairs pairs_;
@@ -113,6 +112,9 @@ class HazardModel {
   std::vector<Node> nodes_;
   absl::flat_hash_map<uint64_t, uint32_t> by_prefix_;
   Weights bias_{};
+  struct Weight {
+    float value = 0, squares = 0;
+  };
   std::array<std::array<Weight, kFeatureValues>, kFeatures> value_weights_{};
   std::vector<Weights> bin_weights_;  // by feature * kFeatureValues + value
 };
