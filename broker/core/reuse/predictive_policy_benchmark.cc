@@ -79,3 +79,5 @@ BENCHMARK(BM_Block<cache::LruPolicy>)->Arg(24)->Arg(256)->Arg(1600);
 
 }  // namespace
 }  // namespace palimpsest::reuse
+
+BENCHMARK_MAIN();
