@@ -18,13 +18,12 @@ bool IsLegal(ExtentState from, ExtentState to) {
     case S::kWriting:
       return to == S::kQueued || to == S::kTransient;
     case S::kQueued:
-      return to == S::kLogging;
+      return to == S::kLogging || to == S::kRemoving || to == S::kTransient;
     case S::kLogging:
-      return to == S::kDurable || to == S::kLimbo;
+      return to == S::kDurable || to == S::kRemoving || to == S::kQueued;
     case S::kDurable:
       return to == S::kRemoving;
     case S::kRemoving:
-    case S::kLimbo:
     case S::kTransient:
       return false;
   }
@@ -32,7 +31,8 @@ bool IsLegal(ExtentState from, ExtentState to) {
 }
 
 bool MayEnd(ExtentState state) {
-  return state != ExtentState::kLogging && state != ExtentState::kDurable;
+  return state == ExtentState::kWriting || state == ExtentState::kRemoving ||
+         state == ExtentState::kTransient;
 }
 
 [[noreturn]] void Die(const char* what, uint64_t place, ExtentState state) {
@@ -123,14 +123,6 @@ void ExtentTable::Purge(const std::string& tenant) {
   for (auto& [place, entry] : entries_) {
     if (entry.tenant == number->second) entry.purged = true;
   }
-}
-
-std::vector<uint64_t> ExtentTable::PlacesIn(ExtentState state) const {
-  std::vector<uint64_t> places;
-  for (const auto& [place, entry] : entries_) {
-    if (entry.state == state) places.push_back(place);
-  }
-  return places;
 }
 
 bool ExtentTable::AddToSnapshot(uint64_t* next, Bytes limit, FrameWriter& writer) const {

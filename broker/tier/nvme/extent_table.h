@@ -2,10 +2,10 @@
 // hold, and how much is free. Pure logic, not thread-safe. A block is known by the first unit of
 // its extent, its place.
 //
-//   kWriting ──► kQueued ──► kLogging ──► kDurable ──► kRemoving ──► gone
-//     │   │         │           └──► kLimbo ──► gone
-//     │   └─────────┴──► gone
-//     └──► kTransient ──► gone
+//   kWriting ──► kQueued ◄──► kLogging ──► kDurable ──► kRemoving ──► gone
+//     │   │        │ └────────────┴─────────────────────────▲
+//     │   └────────┴──► kTransient ──► gone
+//     └──► gone
 //
 // An extent is free again only in `gone`, so never while a record that names it may be durable.
 #ifndef PALIMPSEST_BROKER_TIER_NVME_EXTENT_TABLE_H_
@@ -14,7 +14,6 @@
 #include <cstdint>
 #include <optional>
 #include <string>
-#include <vector>
 
 #include "absl/container/btree_map.h"
 #include "absl/container/flat_hash_map.h"
@@ -27,12 +26,11 @@ namespace palimpsest {
 
 enum class ExtentState : uint8_t {
   kWriting,    // its bytes are on their way
-  kQueued,     // written; its record waits
+  kQueued,     // written; its record waits, after an error perhaps not for the first time
   kLogging,    // its record is being written
   kDurable,    // served after a restart
   kRemoving,   // the record of its removal waits or is being written
-  kLimbo,      // whether its record is durable is not known; the next snapshot is without it
-  kTransient,  // its tenant was purged before its record was written: it ends with this process
+  kTransient,  // it gets no record: it ends with this process
 };
 
 // What counts as using the device, in units. in_use + quarantined + free is the whole.
@@ -60,7 +58,7 @@ class ExtentTable {
   // Legal transitions alone; others abort.
   void Move(uint64_t place, ExtentState to);
 
-  // Ends a block. Aborts unless it is kWriting, kQueued, kRemoving, kLimbo or kTransient.
+  // Ends a block. Aborts unless it is kWriting, kRemoving or kTransient.
   // `quarantine`: its extent is not used again.
   void End(uint64_t place, bool quarantine = false);
 
@@ -71,8 +69,6 @@ class ExtentTable {
   // The block's record as EncodePut made it.
   const std::string& EncodedOf(uint64_t place) const { return entries_.at(place).encoded; }
   const BlockKey& KeyOf(uint64_t place) const { return entries_.at(place).key; }
-
-  std::vector<uint64_t> PlacesIn(ExtentState state) const;
 
   // Adds records of durable blocks to a snapshot, from `*next` on in the order of places, at most
   // about `limit`; false when it has come to the end. `*next` is 0 at first.

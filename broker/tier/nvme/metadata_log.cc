@@ -33,17 +33,18 @@ void MetadataLog::Answer(Done& done, absl::Status status) {
   done = nullptr;
 }
 
-void MetadataLog::Put(uint64_t place, Done done) {
+absl::Status MetadataLog::Put(uint64_t place) {
   if (table_.IsPurged(place)) {
     table_.Move(place, ExtentState::kTransient);
-    return Answer(done, absl::OkStatus());
+    return absl::OkStatus();
   }
   if (refuses_puts()) {
     table_.End(place);
-    return Answer(done, error_);
+    return error_;
   }
   table_.Move(place, ExtentState::kQueued);
-  queue_.push_back({Change::Kind::kPut, "", place, false, flushes_begun_, std::move(done)});
+  queue_.push_back({Change::Kind::kPut, "", place, false, flushes_begun_, nullptr});
+  return absl::OkStatus();
 }
 
 void MetadataLog::Remove(uint64_t place, bool quarantine, Done done) {
@@ -73,6 +74,10 @@ void MetadataLog::SetBuffer(const std::string& bytes, Bytes offset) {
   buffer_offset_ = offset;
 }
 
+bool MetadataLog::IsPutIn(const Entry& entry, ExtentState state) const {
+  return entry.kind == Change::Kind::kPut && table_.StateOf(entry.place) == state;
+}
+
 bool MetadataLog::IsCovered(const Entry& entry) const {
   return entry.kind != Change::Kind::kPut || entry.flushes_before < last_good_flush_;
 }
@@ -92,7 +97,7 @@ bool MetadataLog::TakeBatch(absl::Time now) {
   batch_.assign(std::make_move_iterator(queue_.begin()), std::make_move_iterator(end));
   queue_.erase(queue_.begin(), end);
   for (const Entry& entry : batch_) {
-    if (entry.kind == Change::Kind::kPut) table_.Move(entry.place, ExtentState::kLogging);
+    if (IsPutIn(entry, ExtentState::kQueued)) table_.Move(entry.place, ExtentState::kLogging);
   }
   step_ = Step::kWriteBatch;
   return true;
@@ -101,7 +106,7 @@ bool MetadataLog::TakeBatch(absl::Time now) {
 void MetadataLog::CommitBatch() {
   position_ += buffer_.span().size() / kIoUnit.count();
   for (Entry& entry : batch_) {
-    if (entry.kind == Change::Kind::kPut) table_.Move(entry.place, ExtentState::kDurable);
+    if (IsPutIn(entry, ExtentState::kLogging)) table_.Move(entry.place, ExtentState::kDurable);
     if (entry.kind == Change::Kind::kRemove) table_.End(entry.place, entry.quarantine);
     Answer(entry.done, absl::OkStatus());
   }
@@ -134,7 +139,6 @@ void MetadataLog::FinishSnapshot() {
   position_ = target_position_;
   needs_snapshot_ = false;
   error_ = absl::OkStatus();
-  for (const uint64_t place : table_.PlacesIn(ExtentState::kLimbo)) table_.End(place);
   // Both headers are valid, and this one counts. Were it damaged some day, the other one must not
   // bring back what has been removed since.
   SetBuffer(std::string(kIoUnit.count(), '\0'), OffsetOf(target_, 0));
@@ -211,24 +215,27 @@ void MetadataLog::Completed(absl::Status status, absl::Time now) {
 }
 
 void MetadataLog::Fail(const absl::Status& status, absl::Time now) {
+  const bool flush_failed = IsFlush(step_);
   error_ = absl::UnavailableError(
       absl::StrCat("the NVMe tier cannot write its metadata: ", status.message()));
   retry_at_ = now + kRetryAfter;
   needs_snapshot_ = true;
   step_ = Step::kIdle;
   std::deque<Entry> kept;
-  const auto settle = [&](Entry& entry) {
+  for (Entry& entry : batch_) {
     Answer(entry.done, error_);
-    if (entry.kind != Change::Kind::kPut) {
-      kept.push_back(std::move(entry));
-    } else if (table_.StateOf(entry.place) == ExtentState::kLogging) {
-      table_.Move(entry.place, ExtentState::kLimbo);
+    if (IsPutIn(entry, ExtentState::kLogging)) table_.Move(entry.place, ExtentState::kQueued);
+    kept.push_back(std::move(entry));
+  }
+  for (Entry& entry : queue_) {
+    Answer(entry.done, error_);
+    if (flush_failed && !IsCovered(entry)) {
+      // The disk may have lost the bytes, whatever it says to the next flush.
+      if (IsPutIn(entry, ExtentState::kQueued)) table_.Move(entry.place, ExtentState::kTransient);
     } else {
-      table_.End(entry.place);
+      kept.push_back(std::move(entry));
     }
-  };
-  for (Entry& entry : batch_) settle(entry);
-  for (Entry& entry : queue_) settle(entry);
+  }
   batch_.clear();
   queue_ = std::move(kept);
 }

@@ -1,7 +1,7 @@
 // Makes the changes of an ExtentTable durable, one batch at a time: the bytes of blocks are flushed
-// before their records are written, those are flushed before anybody hears of them, and an extent
-// is free again only then. When the log has filled its area, and after any error, the next thing
-// written is a snapshot in the other area.
+// before their records are written, removals are answered when their records have been flushed, and
+// an extent is free again only then. When the log has filled its area, and after any error, the
+// next thing written is a snapshot in the other area.
 //
 // A state machine without I/O of its own: Next says what to do, Completed how it ended. Not
 // thread-safe.
@@ -45,11 +45,12 @@ class MetadataLog {
   // The first thing written is a snapshot of the table. `table` must outlive it.
   MetadataLog(const NvmeLayout& layout, uint64_t generation, int target, ExtentTable& table);
 
-  // The bytes of a block that is kWriting have been written. OK: it is there after a restart, or
-  // was purged meanwhile and is kTransient. After an error the block is gone.
-  void Put(uint64_t place, Done done);
+  // The bytes of a block that is kWriting have been written: its record follows as soon as they
+  // have been flushed, in any case before a later Purge is answered. After an error,
+  // which refuses_puts() announces, the block is gone.
+  absl::Status Put(uint64_t place);
 
-  // Requires kDurable or kTransient. OK: it will not come back, and its extent is free, or lost
+  // Of a block that Put was called for. OK: it will not come back, and its extent is free, or lost
   // with `quarantine`. After an error it stays in the queue: when metadata can be written again, it
   // is.
   void Remove(uint64_t place, bool quarantine, Done done);
@@ -62,10 +63,14 @@ class MetadataLog {
   std::optional<Io> Next(absl::Time now);
   void Completed(absl::Status status, absl::Time now);
 
-  // What Put, Remove and Purge have to be told, in order; call it without locks.
+  // What Remove and Purge have to be told, in order; call it without locks.
   std::vector<std::pair<Done, absl::Status>> TakeAnswers() { return std::exchange(answers_, {}); }
 
   bool io_in_flight() const { return in_flight_; }
+  // Everything is durable, or cannot be made so for now.
+  bool settled() const {
+    return !in_flight_ && (!error_.ok() || (queue_.empty() && step_ == Step::kIdle));
+  }
   // The first snapshot is durable.
   bool started() const { return active_ >= 0; }
   // Why nothing can be made durable for now; OK when it can.
@@ -100,6 +105,7 @@ class MetadataLog {
   static bool IsFlush(Step step);
   void Answer(Done& done, absl::Status status);
   void Choose(absl::Time now);
+  bool IsPutIn(const Entry& entry, ExtentState state) const;
   // Whether the bytes that the record speaks of have been flushed.
   bool IsCovered(const Entry& entry) const;
   // What is covered at the front of the queue. False if it does not fit the area.

@@ -175,7 +175,7 @@ absl::StatusOr<std::vector<StoredBlock>> NvmeBackend::Open() {
 void NvmeBackend::Close() {
   {
     MutexLock lock(&mutex_);
-    while (operations_ > 0 || (log_ && log_->io_in_flight())) changed_.Wait(&mutex_);
+    while (operations_ > 0 || (log_ && !log_->settled())) changed_.Wait(&mutex_);
   }
   device_.reset();
 }
@@ -253,23 +253,20 @@ void NvmeBackend::DataWritten(uint64_t place, absl::Status status, Written done)
   Effects effects;
   {
     MutexLock lock(&mutex_);
-    const bool written = status.ok();
-    MetadataLog::Done answer = [place, done = std::move(done)](absl::Status result) mutable {
-      if (result.ok()) {
-        done(TierPlace(place));
-      } else {
-        done(std::move(result));
-      }
-    };
-    if (written) {
-      log_->Put(place, std::move(answer));
+    if (status.ok()) {
+      status = log_->Put(place);
     } else {
       table_->End(place);
     }
     effects = Pump();
-    if (!written) effects.answers.emplace_back(std::move(answer), std::move(status));
   }
   Perform(std::move(effects));
+  if (status.ok()) {
+    done(TierPlace(place));
+  } else {
+    done(std::move(status));
+  }
+  OperationEnds();
 }
 
 void NvmeBackend::Read(const BlockRecord& record, TierPlace place, absl::Span<std::byte> to,

@@ -2,11 +2,14 @@
 // nvme_format.h says what lies in it, metadata_log.h in which order it is written.
 //
 // What is promised, whatever happens to power and process, as long as the disk keeps what it has
-// flushed: a block whose Write was answered with OK is found by the next Open, with the bytes that
-// were written; one whose Remove was answered with OK, or whose tenant's Purge was, is not; one
-// with an unanswered call is either found with its bytes or not; and every extent is either a
-// found block's or free. Flushed metadata that is damaged later is noticed when more was written
-// behind it: then all blocks are forgotten, since nobody knows which removals are missing.
+// flushed: a block that Open finds has the bytes that were written; one whose Remove was answered
+// with OK, or whose tenant's Purge was, is not found; every extent is either a found block's or
+// free. A Write is answered when the bytes are written, and the block can be read then. It is found
+// by the next process once its record is durable, a few flushes later: before any later Purge is
+// answered, and before Close returns. A flush that fails may cost the blocks that it was
+// for this: they can be read, and end with this process. Flushed metadata that is damaged later is
+// noticed when more was written behind it: then all blocks are forgotten, since nobody knows which
+// removals are missing.
 //
 // A disk without room, with errors or without answers costs blocks, never their correctness. While
 // metadata cannot be written, writes fail with Unavailable and reads go on; an attempt to start

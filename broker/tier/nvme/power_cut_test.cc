@@ -32,6 +32,7 @@ struct Known {
   std::vector<std::byte> bytes;
   State state = State::kWriting;
   TierPlace place;
+  uint64_t answered = 0;       // the number of its Write among those answered; 0 if it was found
   bool may_be_purged = false;  // a purge that covers it was called
 };
 
@@ -71,8 +72,10 @@ class World {
     if (cut && !disk_->off()) disk_->CutPower();
     disk_->RunAll();
     EXPECT_EQ(unanswered_, 0);
+    if (!disk_->off()) Settled(writes_answered_);
     backend_->Close();
     backend_.reset();
+    faults_ = false;
   }
 
   // Removes everything and sees that nothing leaks.
@@ -90,12 +93,11 @@ class World {
   }
 
   SimulatedDisk& disk() { return *disk_; }
-  FakeClock& clock() { return clock_; }
   uint64_t Random() { return random_(); }
-  uint64_t writes_answered() const { return writes_answered_; }
 
   void SetFaults(bool on) {
     if (!on) return disk_->set_fault(nullptr);
+    faults_ = true;
     disk_->set_fault([this](const IoRequest&) {
       return random_() % 15 == 0 ? absl::UnknownError("EIO") : absl::OkStatus();
     });
@@ -114,6 +116,9 @@ class World {
       ReadAny();
     } else if (choice < 61) {
       clock_.Advance(absl::Seconds(1));
+    } else if (choice < 62) {
+      disk_->RunAll();
+      if (!disk_->off()) Settled(writes_answered_);
     } else {
       disk_->RunOne();
     }
@@ -139,10 +144,15 @@ class World {
     backend_->Write(known.record, known.bytes, [this, &known](absl::StatusOr<TierPlace> place) {
       --unanswered_;
       --writes_in_flight_;
-      ++writes_answered_;
+      known.answered = ++writes_answered_;
       if (place.ok()) known.place = *place;
       known.state = place.ok() ? Known::State::kThere : Known::State::kUnknown;
     });
+  }
+
+  // The writes answered so far have durable records, unless a flush has failed in this life.
+  void Settled(uint64_t writes_answered) {
+    if (!faults_) settled_ = std::max(settled_, writes_answered);
   }
 
   // A random block that is there.
@@ -164,8 +174,10 @@ class World {
     known.state = Known::State::kRemoving;
     ++unanswered_;
     backend_->Remove(known.record, known.place, TierBackend::RemoveReason::kUnwanted,
-                     [this, &known](absl::Status status) {
+                     [this, &known, before = writes_answered_](absl::Status status) {
                        --unanswered_;
+                       // Of a purged one there may be no record, and nothing to wait for.
+                       if (status.ok() && !known.may_be_purged) Settled(before);
                        known.state = status.ok() ? Known::State::kGone : Known::State::kUnknown;
                      });
   }
@@ -179,9 +191,11 @@ class World {
       covered.push_back(&known);
     }
     ++unanswered_;
-    backend_->Purge(tenant, [this, covered = std::move(covered)](absl::Status status) {
+    backend_->Purge(tenant, [this, covered = std::move(covered),
+                             before = writes_answered_](absl::Status status) {
       --unanswered_;
       if (!status.ok()) return;
+      Settled(before);
       for (Known* known : covered) purged_.insert({known, true});
     });
   }
@@ -221,11 +235,13 @@ class World {
     }
     for (auto& [id, known] : blocks_) {
       const auto place = places.find(id);
-      if (known.state == Known::State::kThere && !known.may_be_purged) {
+      if (known.state == Known::State::kThere && !known.may_be_purged &&
+          known.answered <= settled_) {
         EXPECT_TRUE(place != places.end()) << "block " << id << " was lost";
       }
       known.state = place == places.end() ? Known::State::kGone : Known::State::kThere;
       known.may_be_purged = false;
+      known.answered = 0;
       if (place != places.end()) known.place = place->second;
     }
     purged_.clear();
@@ -246,6 +262,8 @@ class World {
   std::map<Known*, bool> being_read_;
   uint64_t last_id_ = 0;
   uint64_t writes_answered_ = 0;
+  uint64_t settled_ = 0;
+  bool faults_ = false;
   int unanswered_ = 0;
   size_t writes_in_flight_ = 0;
   std::unique_ptr<NvmeBackend> backend_;
