@@ -1,11 +1,10 @@
-// How fast blocks go to a disk and come back, at a depth: the device alone, and the tier, whose
-// writes count when they would survive a power cut. Compare with fio on the same file:
+// How fast blocks go to a disk and come back, at a depth: the device alone, and the tier, which
+// writes its log and flushes beside them. Compare with fio on the same file:
 //   fio --name=x --filename=FILE --size=SIZE --bs=2M --direct=1 --ioengine=io_uring --iodepth=DEPTH
 //       --rw=randread|randwrite --time_based --runtime=5
 #include <algorithm>
 #include <cstdio>
 #include <functional>
-#include <memory>
 #include <random>
 #include <string>
 #include <utility>
@@ -30,9 +29,10 @@ struct Settings {
 
 using Done = std::function<void(absl::Status)>;
 
-// Keeps `depth` operations under way for a while; `start(slot, done)` begins one. Prints the rate.
+// Keeps `depth` operations under way for a while; `start(slot, done)` begins one, or returns false
+// if there is nothing left to do. Prints the rate.
 void Measure(const char* what, const Settings& settings,
-             const std::function<void(int, Done)>& start) {
+             const std::function<bool(int, Done)>& start) {
   Mutex mutex;
   CondVar changed;
   std::vector<int> idle;
@@ -40,11 +40,12 @@ void Measure(const char* what, const Settings& settings,
   int64_t completed = 0, failed = 0;
   const absl::Time began = MonotonicNow();
   const absl::Time end = began + absl::Seconds(settings.seconds);
+  bool over = false;
   while (true) {
     int slot = 0;
     {
       MutexLock lock(&mutex);
-      const bool over = MonotonicNow() >= end;
+      over |= MonotonicNow() >= end;
       while (over ? idle.size() < static_cast<size_t>(settings.depth) : idle.empty()) {
         changed.Wait(&mutex);
       }
@@ -52,12 +53,16 @@ void Measure(const char* what, const Settings& settings,
       slot = idle.back();
       idle.pop_back();
     }
-    start(slot, [&, slot](const absl::Status& status) {
+    const bool begun = start(slot, [&, slot](const absl::Status& status) {
       MutexLock lock(&mutex);
       ++(status.ok() ? completed : failed);
       idle.push_back(slot);
       changed.Signal();
     });
+    if (begun) continue;
+    MutexLock lock(&mutex);
+    idle.push_back(slot);
+    over = true;
   }
   const double seconds = absl::ToDoubleSeconds(MonotonicNow() - began);
   const double rate = static_cast<double>(completed * settings.block.count()) / seconds;
@@ -87,16 +92,18 @@ absl::Status MeasureDevice(const Settings& settings) {
   };
   Measure("device write", settings, [&](int slot, Done done) {
     (*device)->Submit(IoRequest::Write(offset(slot), buffers[slot].span(), std::move(done)));
+    return true;
   });
   Measure("device read", settings, [&](int slot, Done done) {
     (*device)->Submit(IoRequest::Read(offset(slot), buffers[slot].span(), std::move(done)));
+    return true;
   });
   // What the tier does not take for its own.
   const AlignedBuffer zero(kIoUnit * 2);
   return WriteAndWait(**device, Bytes(0), zero.span());
 }
 
-// Blocks are written until the tier is half full, then each write is preceded by a removal.
+// Blocks are written until the tier is nearly full.
 absl::Status MeasureTier(const Settings& settings) {
   NvmeBackend tier([&] { return OpenFileDevice(settings.file); }, Clock::Real());
   if (absl::StatusOr<std::vector<StoredBlock>> found = tier.Open(); !found.ok()) {
@@ -109,10 +116,12 @@ absl::Status MeasureTier(const Settings& settings) {
   };
   // One list for each slot, so that no two operations share a block.
   std::vector<std::vector<Stored>> stored(settings.depth);
-  const size_t most = settings.file.size / settings.block / settings.depth / 2;
+  const size_t most =
+      NvmeBackend::CapacityOf(settings.file.size) / settings.block / settings.depth * 9 / 10;
   uint64_t id = 0;
   std::vector<BlockRecord> writing(settings.depth);
-  const auto write = [&](int slot, Done done) {
+  Measure("tier write", settings, [&](int slot, Done done) {
+    if (stored[slot].size() >= most) return false;
     writing[slot].id = {{++id, 0}, {}, std::vector<TokenId>(16), "benchmark"};
     writing[slot].length = settings.block;
     tier.Write(writing[slot], buffers[slot].span(),
@@ -120,19 +129,13 @@ absl::Status MeasureTier(const Settings& settings) {
                  if (place.ok()) stored[slot].push_back({writing[slot], *place});
                  done(place.status());
                });
-  };
-  Measure("tier write", settings, [&](int slot, Done done) {
-    if (stored[slot].size() < most) return write(slot, std::move(done));
-    const auto oldest = std::make_shared<Stored>(stored[slot].front());
-    stored[slot].erase(stored[slot].begin());
-    tier.Remove(oldest->record, oldest->place, TierBackend::RemoveReason::kUnwanted,
-                [oldest](const absl::Status&) {});
-    write(slot, std::move(done));
+    return true;
   });
   std::mt19937_64 random(3);
   Measure("tier read", settings, [&](int slot, Done done) {
     const Stored& block = stored[slot][random() % stored[slot].size()];
     tier.Read(block.record, block.place, buffers[slot].span(), std::move(done));
+    return true;
   });
   tier.Close();
   return absl::OkStatus();
