@@ -115,7 +115,6 @@ std::string FormatBytes(Bytes size) {
 }  // namespace yaml_config_internal
 
 using yaml_config_internal::Document;
-using yaml_config_internal::Effective;
 using yaml_config_internal::Node;
 
 bool ConfigReader::Has(absl::string_view key) const {
