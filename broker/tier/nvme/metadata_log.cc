@@ -168,7 +168,7 @@ std::optional<MetadataLog::Io> MetadataLog::Next(absl::Time now) {
   return Io{};
 }
 
-void MetadataLog::Completed(absl::Status status, absl::Time now) {
+void MetadataLog::Completed(const absl::Status& status, absl::Time now) {
   assert(in_flight_);
   in_flight_ = false;
   if (!status.ok() && step_ != Step::kClearOld) return Fail(status, now);

@@ -61,7 +61,7 @@ class MetadataLog {
 
   // The next transfer, if none is under way and there is something to do.
   std::optional<Io> Next(absl::Time now);
-  void Completed(absl::Status status, absl::Time now);
+  void Completed(const absl::Status& status, absl::Time now);
 
   // What Remove and Purge have to be told, in order; call it without locks.
   std::vector<std::pair<Done, absl::Status>> TakeAnswers() { return std::exchange(answers_, {}); }

@@ -198,7 +198,7 @@ void NvmeBackend::Perform(Effects effects) {
   }
   if (effects.recovered) Log(LogLevel::kInfo, "the NVMe tier takes blocks again");
   if (effects.io) {
-    const auto ended = [this](absl::Status status) { LogIoEnded(std::move(status)); };
+    const auto ended = [this](const absl::Status& status) { LogIoEnded(status); };
     device_->Submit(effects.io->kind == IoRequest::Kind::kFlush
                         ? IoRequest::Flush(ended)
                         : IoRequest::Write(effects.io->offset, effects.io->data, ended));
@@ -209,11 +209,11 @@ void NvmeBackend::Perform(Effects effects) {
   }
 }
 
-void NvmeBackend::LogIoEnded(absl::Status status) {
+void NvmeBackend::LogIoEnded(const absl::Status& status) {
   Effects effects;
   {
     MutexLock lock(&mutex_);
-    log_->Completed(std::move(status), clock_.Now());
+    log_->Completed(status, clock_.Now());
     effects = Pump();
   }
   Perform(std::move(effects));
@@ -293,17 +293,17 @@ void NvmeBackend::Remove(const BlockRecord& record, TierPlace place, RemoveReaso
                          Done done) {
   (void)record;
   Effects effects;
-  bool known = false;
   {
     MutexLock lock(&mutex_);
-    known = table_->StateOf(place.value()).has_value();
-    if (known) {
-      OperationBegins();
+    OperationBegins();
+    if (table_->StateOf(place.value())) {
       log_->Remove(place.value(), reason == RemoveReason::kCorrupt, std::move(done));
       effects = Pump();
+    } else {
+      effects.answers.emplace_back(std::move(done),
+                                   absl::NotFoundError("the NVMe tier has no block at this place"));
     }
   }
-  if (!known) return done(absl::NotFoundError("the NVMe tier has no block at this place"));
   Perform(std::move(effects));
 }
 

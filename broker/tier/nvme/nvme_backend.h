@@ -91,7 +91,7 @@ class NvmeBackend : public TierBackend {
   // Looks for the next step of the log.
   Effects Pump() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Perform(Effects effects);
-  void LogIoEnded(absl::Status status);
+  void LogIoEnded(const absl::Status& status);
   void DataWritten(uint64_t place, absl::Status status, Written done);
   void OperationBegins() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { ++operations_; }
   void OperationEnds();
