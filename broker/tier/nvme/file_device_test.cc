@@ -86,7 +86,7 @@ TEST_P(FileDevice, ReadsGiveWhatWasWrittenAtAnyDepthAndAfterReopening) {
     for (std::byte& byte : written.back().span()) byte = static_cast<std::byte>(random());
   }
   Outstanding outstanding;
-  const auto done = [&](absl::Status status) { outstanding.Done(status); };
+  const auto done = [&](const absl::Status& status) { outstanding.Done(status); };
   {
     const auto device = OpenFileDevice(Options());
     ASSERT_TRUE(device.ok()) << device.status();
@@ -116,7 +116,7 @@ TEST_P(FileDevice, CompletionsMaySubmitAndTheEndWaitsForThem) {
   const AlignedBuffer buffer(kIoUnit);
   int steps = 0;
   BlockDevice* user = nullptr;
-  std::function<void(absl::Status)> next = [&](absl::Status status) {
+  std::function<void(absl::Status)> next = [&](const absl::Status& status) {
     EXPECT_TRUE(status.ok()) << status;
     if (++steps >= 40) return;
     user->Submit(steps % 3 == 0 ? IoRequest::Flush(next)

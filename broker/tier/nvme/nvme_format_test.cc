@@ -28,15 +28,15 @@ BlockRecord Record(uint64_t id, int tokens, const std::string& tenant = "alpha")
 // An area in memory, written as a log would.
 class Area {
  public:
-  explicit Area(std::vector<std::string> snapshot) {
+  explicit Area(const std::vector<std::string>& snapshot) {
     bytes_.resize(kLayout.area.count());
-    Append(std::move(snapshot));
+    Append(snapshot);
     header_ = {3, kNonce, position_ - 1};
     bytes_.replace(0, kIoUnit.count(), EncodeAreaHeader(kLayout.volume, header_));
   }
 
   // Returns where the batch begins.
-  uint64_t Append(std::vector<std::string> records) {
+  uint64_t Append(const std::vector<std::string>& records) {
     FrameWriter writer(kNonce, position_, kNow);
     for (const std::string& record : records) writer.Add(record);
     const std::string frames = writer.Finish();

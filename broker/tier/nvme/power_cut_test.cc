@@ -174,7 +174,7 @@ class World {
     known.state = Known::State::kRemoving;
     ++unanswered_;
     backend_->Remove(known.record, known.place, TierBackend::RemoveReason::kUnwanted,
-                     [this, &known, before = writes_answered_](absl::Status status) {
+                     [this, &known, before = writes_answered_](const absl::Status& status) {
                        --unanswered_;
                        // Of a purged one there may be no record, and nothing to wait for.
                        if (status.ok() && !known.may_be_purged) Settled(before);
@@ -192,7 +192,7 @@ class World {
     }
     ++unanswered_;
     backend_->Purge(tenant, [this, covered = std::move(covered),
-                             before = writes_answered_](absl::Status status) {
+                             before = writes_answered_](const absl::Status& status) {
       --unanswered_;
       if (!status.ok()) return;
       Settled(before);
@@ -207,7 +207,7 @@ class World {
     auto to = std::make_shared<std::vector<std::byte>>(known->bytes.size());
     being_read_.insert({known, true});
     backend_->Read(known->record, known->place, absl::MakeSpan(*to),
-                   [this, known, to](absl::Status status) {
+                   [this, known, to](const absl::Status& status) {
                      --unanswered_;
                      being_read_.erase(known);
                      EXPECT_TRUE(!status.ok() || *to == known->bytes);
@@ -227,7 +227,7 @@ class World {
       AlignedBuffer to(RoundUp(known.record.length, kIoUnit));
       const auto bytes = to.span().subspan(0, known.bytes.size());
       backend_->Read(block.record, block.place, bytes,
-                     [](absl::Status status) { EXPECT_TRUE(status.ok()) << status; });
+                     [](const absl::Status& status) { EXPECT_TRUE(status.ok()) << status; });
       EXPECT_EQ(std::memcmp(bytes.data(), known.bytes.data(), bytes.size()), 0)
           << "block " << id << " has other bytes";
       EXPECT_TRUE(places.insert({id, block.place}).second);
