@@ -11,7 +11,8 @@ namespace {
 constexpr Objective kObjective = {absl::Seconds(1), absl::Milliseconds(100)};
 
 // Tokens at these milliseconds after `due`, which is at `due` milliseconds.
-RequestRecord Record(int due, std::vector<int> tokens, Outcome outcome = Outcome::kFinished) {
+RequestRecord Record(int due, const std::vector<int>& tokens,
+                     Outcome outcome = Outcome::kFinished) {
   RequestRecord record;
   record.due = record.sent = absl::Milliseconds(due);
   for (const int token : tokens) record.tokens.push_back(absl::Milliseconds(due + token));
@@ -122,7 +123,7 @@ TEST(Summarize, TheDigestTellsOutputsAndTheirOrder) {
   RequestRecord a = Record(0, {1}), b = Record(0, {1});
   a.digest = AddToDigest(kEmptyDigest, 1);
   b.digest = AddToDigest(kEmptyDigest, 2);
-  const auto digest = [](std::vector<RequestRecord> records) {
+  const auto digest = [](const std::vector<RequestRecord>& records) {
     return Summarize(records, kObjective, absl::Seconds(1)).digest;
   };
   EXPECT_EQ(digest({a, b}), digest({a, b}));

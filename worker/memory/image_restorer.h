@@ -90,7 +90,8 @@ class ImageRestorer {
   // each rank. Blocks until it is filled, as fast as the link goes; as Restore, and not beside it.
   // Gives the bytes per second of copies from there, 0 if that is not known. On error, as when the
   // GPUs cannot reach that memory, nothing changes.
-  virtual absl::StatusOr<double> KeepCopy(std::vector<SlabDescriptors> slabs) {
+  virtual absl::StatusOr<double> KeepCopy(
+      std::vector<SlabDescriptors> slabs) {  // NOLINT(performance-unnecessary-value-param)
     (void)slabs;
     return absl::UnimplementedError("slabs are host memory");
   }

@@ -182,7 +182,7 @@ class CudaRunner::CaptureHooks final : public ForwardHooks {
  private:
   const RotatingLayers& rotating_;
   RotatingLayers::Capture& capture_;
-  const cudaStream_t stream_;
+  cudaStream_t stream_;
 };
 
 absl::StatusOr<cudaGraph_t> CudaRunner::Capture(const DecodeGraphs::Key& key, ForwardHooks& hooks,
@@ -316,7 +316,7 @@ absl::Status CudaRunner::Launch(Flight& flight, int32_t graph_rows) {
   DecodeGraphs* const graphs =
       rotating_->rotation().none() ? graphs_.get() : rotation_graphs_.get();
   const DecodeGraphs::Key key{graph_rows, flight.step.kernel, flight.step.split};
-  cudaGraphExec_t const executable =
+  cudaGraphExec_t executable =
       graph_rows > 0 && graphs != nullptr ? graphs->Find(key) : nullptr;
   flight.graph = executable != nullptr;
   flight.timed = timing_interval_ > 0 && submitted_ % timing_interval_ == 0;

@@ -52,8 +52,9 @@ absl::Status CudaSwapCopier::Open(Rank rank, int32_t slots) {
   gpu.arena = {static_cast<std::byte*>(arena), FreePinned{context}};
   const auto make = [&context](auto& made, auto create) {
     auto created = create(context);
-    if (created.ok()) made = *std::move(created);
-    return created.status();
+    if (!created.ok()) return created.status();
+    made = *std::move(created);
+    return absl::OkStatus();
   };
   absl::Status made = make(gpu.out, CudaStream::Create);
   for (CudaStream& stream : gpu.in) made.Update(make(stream, CudaStream::Create));
@@ -130,7 +131,7 @@ absl::Status CudaSwapCopier::QueueStripe(const Gpu& gpu, int first, int last,
   copy.WidthInBytes = static_cast<size_t>((end - begin).count());
   size_t next = 0;
   for (const Run& run : runs) {
-    const CUstream stream = gpu.in[next++ % gpu.in.size()].get();
+    CUstream stream = gpu.in[next++ % gpu.in.size()].get();
     copy.srcHost = gpu.arena.get() + (Offset(memory, run.slot.value()) + begin).count();
     copy.dstDevice = DeviceAt(memory, run.block) + static_cast<CUdeviceptr>(begin.count());
     copy.Height = run.blocks;

@@ -19,7 +19,7 @@ Bytes FreeMemory() {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<DecodeGraphs>> DecodeGraphs::Create(int device,
-                                                                   std::vector<Key> keys,
+                                                                   const std::vector<Key>& keys,
                                                                    Capture capture) {
   std::unique_ptr<DecodeGraphs> graphs(new DecodeGraphs(device, std::move(capture)));
   absl::Status status = CudaStatus(

@@ -45,7 +45,8 @@ class DecodeGraphs {
   using Capture = std::function<absl::StatusOr<cudaGraph_t>(const Key& key, cudaStream_t stream)>;
 
   // With GPU `device` current, as when it is destroyed.
-  static absl::StatusOr<std::unique_ptr<DecodeGraphs>> Create(int device, std::vector<Key> keys,
+  static absl::StatusOr<std::unique_ptr<DecodeGraphs>> Create(int device,
+                                                              const std::vector<Key>& keys,
                                                               Capture capture);
   // Waits for the graph that is being built.
   ~DecodeGraphs();

@@ -10,7 +10,6 @@
 namespace palimpsest::cuda {
 namespace {
 
-using bench::Buffer;
 using bench::Check;
 
 // One case of the check: its inputs on the host, and what must come out.
