@@ -4,6 +4,7 @@
 #include <grpcpp/security/credentials.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <optional>
 #include <utility>
@@ -39,7 +40,9 @@ std::shared_ptr<grpc::Channel> Connect(const std::string& address) {
 
 }  // namespace
 
-// One health check and, if it passes, one GetStats.
+// One health check and, if it passes, one GetStats. Where either got no answer both are asked once
+// more, at once: a server that shuts down cancels what it has not begun, and who listens next at
+// the same address (a successor, the doorman of a worker that hibernates) may be well.
 class WorkerPool::Poll : public std::enable_shared_from_this<Poll> {
  public:
   Poll(WorkerPool& pool, WorkerId worker, uint64_t number, const Connection& connection)
@@ -55,30 +58,48 @@ class WorkerPool::Poll : public std::enable_shared_from_this<Poll> {
 
   void Start() {
     const gpr_timespec deadline = GrpcTimeout(pool_.options_.timeout);
-    check_context_.set_deadline(deadline);
-    stats_context_.set_deadline(deadline);
-    probe_.Check(&check_context_, [self = shared_from_this()](const absl::Status& status) {
-      if (!absl::IsUnavailable(status)) self->answered_at_ = self->pool_.clock_.Now();
-      if (status.ok()) {
-        self->GetStats();
-      } else {
-        self->pool_.PollEnded(self.get(), {status, self->answered_at_});
-      }
-    });
+    for (Attempt& attempt : attempts_) {
+      attempt.check.set_deadline(deadline);
+      attempt.stats.set_deadline(deadline);
+    }
+    Check();
   }
 
+  // Those that have not begun end as soon as they do.
   void Cancel() {
-    check_context_.TryCancel();
-    stats_context_.TryCancel();
+    for (Attempt& attempt : attempts_) {
+      attempt.check.TryCancel();
+      attempt.stats.TryCancel();
+    }
   }
 
  private:
+  struct Attempt {
+    grpc::ClientContext check;
+    grpc::ClientContext stats;
+  };
+
+  void Check() {
+    probe_.Check(&attempts_[attempt_].check,
+                 [self = shared_from_this()](const absl::Status& status) {
+                   if (!absl::IsUnavailable(status)) self->answered_at_ = self->pool_.clock_.Now();
+                   if (status.ok()) return self->GetStats();
+                   self->Ended({status, self->answered_at_}, absl::IsUnavailable(status));
+                 });
+  }
+
   void GetStats() {
-    pool_.Authorize(stats_context_);
-    stub_->async()->GetStats(&stats_context_, &request_, &stats_,
-                             [self = shared_from_this()](const grpc::Status& s) {
-                               self->pool_.PollEnded(self.get(), self->Result(s));
+    grpc::ClientContext& context = attempts_[attempt_].stats;
+    pool_.Authorize(context);
+    stub_->async()->GetStats(&context, &request_, &stats_,
+                             [self = shared_from_this()](const grpc::Status& status) {
+                               self->Ended(self->Result(status), !status.ok());
                              });
+  }
+
+  void Ended(const PollResult& result, bool unanswered) {
+    if (!unanswered || ++attempt_ == attempts_.size()) return pool_.PollEnded(this, result);
+    Check();
   }
 
   PollResult Result(const grpc::Status& status) const {
@@ -106,8 +127,8 @@ class WorkerPool::Poll : public std::enable_shared_from_this<Poll> {
   const WorkerEndpoint expected_;
   const std::shared_ptr<v1::Worker::Stub> stub_;
   HealthProbe probe_;
-  grpc::ClientContext check_context_;
-  grpc::ClientContext stats_context_;
+  std::array<Attempt, 2> attempts_;
+  size_t attempt_ = 0;
   v1::GetWorkerStatsRequest request_;
   v1::WorkerStats stats_;
   absl::Time answered_at_ = absl::InfinitePast();

@@ -94,6 +94,21 @@ TEST_F(WorkerPoolTest, AddressesThatComeAndGoAreFollowed) {
   EXPECT_TRUE(Eventually([&] { return pool_->List().empty(); }));
 }
 
+TEST_F(WorkerPoolTest, APollThatIsCutOffIsRepeatedBeforeTheWorkerCountsAsLost) {
+  names_->Set({one_.address()});
+  ASSERT_TRUE(Eventually([&] { return Healthy() == 1; }));
+  one_.CancelEverySecondPoll();
+  const int before = one_.polls();
+  bool always = true;
+  EXPECT_TRUE(Eventually([&] {
+    always = always && Healthy() == 1;
+    return one_.polls() > before + 40;
+  }));
+  EXPECT_TRUE(always);
+  one_.Stop();
+  EXPECT_TRUE(Eventually([&] { return Healthy() == 0; }));
+}
+
 TEST_F(WorkerPoolTest, ANameServerThatFailsTakesNoWorkerAway) {
   names_->Set({one_.address(), two_.address()});
   ASSERT_TRUE(Eventually([&] { return Healthy() == 2; }));

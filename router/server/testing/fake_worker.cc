@@ -197,8 +197,9 @@ grpc::ServerUnaryReactor* FakeWorker::GetStats(grpc::CallbackServerContext* cont
   response->set_model(model_);
   response->set_max_sequence_tokens(48);
   response->set_draining(draining_);
+  const bool cancelled = ++polls_ % 2 == 0 && cancels_polls_;
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-  reactor->Finish(grpc::Status::OK);
+  reactor->Finish(cancelled ? grpc::Status::CANCELLED : grpc::Status::OK);
   return reactor;
 }
 

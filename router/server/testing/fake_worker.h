@@ -83,6 +83,10 @@ class FakeWorker : public v1::Worker::CallbackService {
   std::string last_authorization() const;
   bool draining() const { return draining_; }
 
+  // Of calls of GetStats every second one is cancelled, as by a server that shuts down.
+  void CancelEverySecondPoll() { cancels_polls_ = true; }
+  int polls() const { return polls_; }
+
   void SetToken(std::string token);
   void Stop();
 
@@ -101,6 +105,8 @@ class FakeWorker : public v1::Worker::CallbackService {
   const std::string model_;
   std::atomic<int> calls_{0};
   std::atomic<bool> draining_{false};
+  std::atomic<bool> cancels_polls_{false};
+  std::atomic<int> polls_{0};
   mutable Mutex mutex_;
   CondVar changed_;
   std::function<void(FakeStream&)> handler_ ABSL_GUARDED_BY(mutex_);
