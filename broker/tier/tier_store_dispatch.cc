@@ -418,8 +418,12 @@ void TierStore::Core::Start(Job* job) {
     backend_->Remove(job->entry->record, job->entry->place, job->entry->reason, ended);
   } else if (job->kind == Job::Kind::kLoad && !job->found) {
     backend_->Find(job->record.id, [this, job](absl::StatusOr<StoredBlock> found) {
-      Completion completion{.job = job->id, .status = found.status()};
-      if (found.ok()) completion.found = *std::move(found);
+      Completion completion{.job = job->id};
+      if (found.ok()) {
+        completion.found = *std::move(found);
+      } else {
+        completion.status = std::move(found).status();
+      }
       Complete(std::move(completion));
     });
   } else if (!job->to.bytes.empty()) {
@@ -439,8 +443,12 @@ void TierStore::Core::Start(Job* job) {
     }
     job->began = clock_.Now();
     backend_->Write(job->record, job->from.bytes, [this, job](absl::StatusOr<TierPlace> place) {
-      Completion completion{.job = job->id, .status = place.status()};
-      if (place.ok()) completion.place = *place;
+      Completion completion{.job = job->id};
+      if (place.ok()) {
+        completion.place = *place;
+      } else {
+        completion.status = std::move(place).status();
+      }
       Complete(std::move(completion));
     });
   } else {

@@ -31,7 +31,7 @@ class ArenaLedgerTest : public testing::Test {
   }
   ~ArenaLedgerTest() override { EXPECT_EQ(ledger_.CheckConsistency(), absl::OkStatus()); }
 
-  std::vector<Reservation> Reserve(SessionId session, std::vector<uint64_t> numbers,
+  std::vector<Reservation> Reserve(SessionId session, const std::vector<uint64_t>& numbers,
                                    Bytes length = KiB(16)) {
     std::vector<ArenaLedger::Wanted> wanted;
     for (uint64_t number : numbers) wanted.push_back({Identity(number), length});
@@ -41,12 +41,12 @@ class ArenaLedgerTest : public testing::Test {
     for (const auto& block : *reserved) results.push_back(block.result);
     return results;
   }
-  absl::Status Commit(SessionId session, std::vector<uint64_t> numbers) {
+  absl::Status Commit(SessionId session, const std::vector<uint64_t>& numbers) {
     std::vector<ArenaLedger::Committed> blocks;
     for (uint64_t number : numbers) blocks.push_back({{number, 0}, number});
     return ledger_.Commit(session, blocks);
   }
-  std::vector<ArenaExtent> Acquire(SessionId session, std::vector<uint64_t> numbers) {
+  std::vector<ArenaExtent> Acquire(SessionId session, const std::vector<uint64_t>& numbers) {
     std::vector<BlockIdentity> ids;
     for (uint64_t number : numbers) ids.push_back(Identity(number));
     const auto acquired = ledger_.Acquire(session, ids);

@@ -316,8 +316,7 @@ absl::Status CudaRunner::Launch(Flight& flight, int32_t graph_rows) {
   DecodeGraphs* const graphs =
       rotating_->rotation().none() ? graphs_.get() : rotation_graphs_.get();
   const DecodeGraphs::Key key{graph_rows, flight.step.kernel, flight.step.split};
-  cudaGraphExec_t executable =
-      graph_rows > 0 && graphs != nullptr ? graphs->Find(key) : nullptr;
+  cudaGraphExec_t executable = graph_rows > 0 && graphs != nullptr ? graphs->Find(key) : nullptr;
   flight.graph = executable != nullptr;
   flight.timed = timing_interval_ > 0 && submitted_ % timing_interval_ == 0;
   flight.sampling_timed = flight.timed && !flight.graph && flight.step.counts.samples > 0;
