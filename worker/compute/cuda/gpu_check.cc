@@ -63,7 +63,7 @@ Json RunAll(GpuModel& model, GpuModel* one, GpuModel* wide, const Json& referenc
 }
 
 // Layers rotate in a model of several slabs a layer, if they are large enough.
-Json Rotation(const ModelConfig& shape, CudaRunnerOptions options, int32_t ranks,
+Json Rotation(const ModelConfig& shape, const CudaRunnerOptions& options, int32_t ranks,
               const GpuCollectivesOptions& collectives, ImagePlace place, int schedules) {
   constexpr int32_t kLayers = 9;
   ModelConfig config = shape;

@@ -145,9 +145,10 @@ absl::Status GpuModel::MapStage(int rank, int stage, int whose) {
   const StagePlacement& at = layout_.stages[static_cast<size_t>(stage)];
   const StagePlacement& source = layout_.stages[static_cast<size_t>(whose)];
   absl::Status status;
+  const auto first = static_cast<size_t>(source.first_slab);
   for (int32_t i = 0; i < at.slab_count; ++i) {
     status.Update(slabs.range.Map(layout_.slab_bytes * (at.first_slab + i), layout_.slab_bytes,
-                                  slabs.memory[static_cast<size_t>(source.first_slab + i)]));
+                                  slabs.memory[first + static_cast<size_t>(i)]));
   }
   return status.ok() ? slabs.range.Open(StageBegin(stage), StageBytes(stage)) : status;
 }
