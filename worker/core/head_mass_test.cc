@@ -31,7 +31,7 @@ HeadMass Mass(const HeadMassOptions& options) {
   return *std::move(mass);
 }
 
-HeadMass Sampled(std::vector<float> shares) {
+HeadMass Sampled(const std::vector<float>& shares) {
   HeadMass mass = Mass({.layers = 1, .kv_heads = static_cast<int32_t>(shares.size())});
   EXPECT_TRUE(mass.Sample(shares).ok());
   return mass;
