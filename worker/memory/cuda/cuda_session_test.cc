@@ -195,7 +195,7 @@ class PeerImageSessionTest : public CudaSessionTest {
   int Mapped() const { return static_cast<int>((FakeCuda::InUse(kPeer) - before_) / kSlab); }
   static const std::byte* ImageOf(const Tenant& tenant) { return tenant.client->image()[0].data; }
   template <typename Condition>
-  void Await(std::vector<Tenant*> tenants, Condition condition) {
+  void Await(const std::vector<Tenant*>& tenants, Condition condition) {
     ASSERT_TRUE(Eventually([&] {
       for (Tenant* tenant : tenants) tenant->Take();
       return condition();
