@@ -62,8 +62,7 @@ using ConversationId = StrongInt<struct ConversationIdTag, uint64_t>;
 enum class Discipline {
   // Blocks as if they had nothing to do with each other: each is a request of its own, and any may
   // go. A child may stay without its parent, unreachable. What policies of the literature are
-  // given;
-  // for comparison.
+  // given; for comparison.
   kPlain,
   // A block goes after its cached children and not while a running request uses it. What the broker
   // does.

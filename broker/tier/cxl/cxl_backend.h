@@ -14,7 +14,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "broker/tier/cxl/cxl_memory.h"
-#include "broker/tier/nvme/extent_allocator.h"
+#include "broker/tier/extent_allocator.h"
 #include "broker/tier/threaded_backend.h"
 #include "common/clock.h"
 #include "common/mutex.h"

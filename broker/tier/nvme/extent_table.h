@@ -19,7 +19,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "broker/tier/block_record.h"
-#include "broker/tier/nvme/extent_allocator.h"
+#include "broker/tier/extent_allocator.h"
 #include "broker/tier/nvme/nvme_format.h"
 
 namespace palimpsest {

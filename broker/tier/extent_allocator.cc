@@ -1,4 +1,4 @@
-#include "broker/tier/nvme/extent_allocator.h"
+#include "broker/tier/extent_allocator.h"
 
 #include <cstdio>
 #include <cstdlib>

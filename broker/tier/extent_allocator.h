@@ -4,8 +4,8 @@
 // set of size classes would round every other size up.
 //
 // Not thread-safe. Every operation takes O(log n) in the number of free extents.
-#ifndef PALIMPSEST_BROKER_TIER_NVME_EXTENT_ALLOCATOR_H_
-#define PALIMPSEST_BROKER_TIER_NVME_EXTENT_ALLOCATOR_H_
+#ifndef PALIMPSEST_BROKER_TIER_EXTENT_ALLOCATOR_H_
+#define PALIMPSEST_BROKER_TIER_EXTENT_ALLOCATOR_H_
 
 #include <cstdint>
 #include <optional>
@@ -59,4 +59,4 @@ class ExtentAllocator {
 
 }  // namespace palimpsest
 
-#endif  // PALIMPSEST_BROKER_TIER_NVME_EXTENT_ALLOCATOR_H_
+#endif  // PALIMPSEST_BROKER_TIER_EXTENT_ALLOCATOR_H_
