@@ -377,7 +377,7 @@ void Broker::Apply(Session& from, const WorkerEvent& event, absl::Time now) {
     arbiter_.OnReport(session, *load, now);
   } else if (const auto* ended = std::get_if<TurnEndedEvent>(&event)) {
     arbiter_.OnTurnEnded(session, ended->turn, now);
-  } else {
+  } else if (std::holds_alternative<DetachEvent>(event)) {
     arbiter_.OnDetach(session, now);
   }
 }

@@ -136,6 +136,15 @@ absl::StatusOr<WorkerEvent> CheckedMapped(const v1::GrantMapped& mapped) {
   return GrantMappedEvent{GrantId(mapped.grant_id()), *map, *restore};
 }
 
+absl::StatusOr<WorkerEvent> CheckedChunks(const v1::ChunksUnmapped& unmapped) {
+  const auto count = static_cast<uint32_t>(unmapped.chunk_ids_size());
+  if (count < 1 || count > kMaxUnmappedChunks) {
+    return absl::InvalidArgumentError(absl::StrCat("ChunksUnmapped names ", count,
+                                                   " chunks, expected 1 to ", kMaxUnmappedChunks));
+  }
+  return ChunksUnmappedEvent{{unmapped.chunk_ids().begin(), unmapped.chunk_ids().end()}};
+}
+
 }  // namespace
 
 absl::StatusOr<WorkerEvent> ParseWorkerMessage(const v1::WorkerMessage& message,
@@ -169,6 +178,8 @@ absl::StatusOr<WorkerEvent> ParseWorkerMessage(const v1::WorkerMessage& message,
     case v1::WorkerMessage::kPeerImageDone:
       return PeerImageEvent{PeerImageId(message.peer_image_done().peer_image_id()),
                             message.peer_image_done().slabs()};
+    case v1::WorkerMessage::kChunksUnmapped:
+      return CheckedChunks(message.chunks_unmapped());
     case v1::WorkerMessage::kAttach:
       return absl::InvalidArgumentError("Attach comes once, as the first message");
     case v1::WorkerMessage::MESSAGE_NOT_SET:

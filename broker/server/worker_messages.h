@@ -47,14 +47,20 @@ struct PeerImageEvent {
 struct TurnEndedEvent {
   TurnId turn;
 };
+struct ChunksUnmappedEvent {
+  std::vector<uint32_t> chunks;
+};
 struct DetachEvent {};
 
-using WorkerEvent =
-    std::variant<ActivateEvent, KvTargetEvent, RevokeDoneEvent, ReleaseKvEvent, GrantMappedEvent,
-                 RotationDoneEvent, PeerImageEvent, SessionLoad, TurnEndedEvent, DetachEvent>;
+inline constexpr uint32_t kMaxUnmappedChunks = 1 << 16;
+
+using WorkerEvent = std::variant<ActivateEvent, KvTargetEvent, RevokeDoneEvent, ReleaseKvEvent,
+                                 GrantMappedEvent, RotationDoneEvent, PeerImageEvent, SessionLoad,
+                                 TurnEndedEvent, ChunksUnmappedEvent, DetachEvent>;
 
 // Any message but Attach, which is legal only as the first one. Slabs are of the pool and named
-// once; durations are between 0 and a day; counts at most 2^24.
+// once; durations are between 0 and a day; counts at most 2^24. At most kMaxUnmappedChunks chunks,
+// whatever their numbers are.
 absl::StatusOr<WorkerEvent> ParseWorkerMessage(const v1::WorkerMessage& message,
                                                uint32_t pool_slabs);
 

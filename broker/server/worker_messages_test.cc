@@ -41,6 +41,20 @@ TEST(ParseWorkerMessage, RefusesSlabsOutsideThePoolOrNamedTwice) {
   EXPECT_THAT(Refusal(message), HasSubstr("named twice"));
 }
 
+TEST(ParseWorkerMessage, TakesUnmappedChunksInBounds) {
+  v1::WorkerMessage message;
+  message.mutable_chunks_unmapped();
+  EXPECT_THAT(Refusal(message), HasSubstr("names 0 chunks, expected 1 to 65536"));
+  for (uint32_t i = 0; i < kMaxUnmappedChunks; ++i) {
+    message.mutable_chunks_unmapped()->add_chunk_ids(i);
+  }
+  const auto event = ParseWorkerMessage(message, kPool);
+  ASSERT_TRUE(event.ok()) << event.status();
+  EXPECT_EQ(std::get<ChunksUnmappedEvent>(*event).chunks.size(), kMaxUnmappedChunks);
+  message.mutable_chunks_unmapped()->add_chunk_ids(0);
+  EXPECT_THAT(Refusal(message), HasSubstr("names 65537 chunks"));
+}
+
 TEST(CheckedRotation, TakesWhatCanBeAndRefusesWhatIsTooLarge) {
   v1::Rotation rotation;
   EXPECT_TRUE(CheckedRotation(rotation)->none());

@@ -248,6 +248,7 @@ absl::Status GrpcMemoryClient::Handle(v1::BrokerMessage message) {
       return absl::OkStatus();
     case v1::BrokerMessage::kImageProgress:
       return absl::OkStatus();
+    case v1::BrokerMessage::kUnmapChunks:  // none is mapped
     case v1::BrokerMessage::kAttached:
     case v1::BrokerMessage::MESSAGE_NOT_SET:
       break;
