@@ -1,0 +1,269 @@
+// All KV blocks of one node: where each lies, who uses it, and where it goes next. T1 is an
+// ArenaLedger; of the tiers below it the directory knows what they tell it. It decides; whoever
+// owns it moves the bytes: each call may leave actions (block_actions.h), which the server carries
+// out and reports back. No I/O, no clock: times come with the calls and never go back. The same
+// calls give the same actions.
+//
+// What holds at any time. A block is served to a session only while it is ready in T1 and pinned by
+// that session, under the identity with which it was committed. A transfer that fails, is late or
+// was overtaken by a purge is never published. There is at most one promotion of a key under way,
+// whoever waits for it. What a session wrote and pinned goes when it is closed.
+//
+// Placement (docs/policies.md). Each tenant has one EvictionPolicy a tier, told of all its requests
+// alike. A block that T1's chooses as a victim, ahead of need, is copied to the lower tier where
+// its worth exceeds the price most, unless a lower tier has it or none is worth it; its room is
+// reused when it is needed, and until then a request that comes back finds it. A tenant uses its
+// own budgets alone.
+//
+// Order of calls. AddTenant for all, then OnRecovered for what lower tiers brought back, then
+// anything. For one request of a session:
+//
+//   Acquire                  once or more often with one RequestId; the first names the path
+//   Reserve, Commit, Abort   of what it computed; before EndRequest, so that the predictor sees
+//                            that its blocks belong to it (later ones are taken for strangers)
+//   EndRequest               once
+//   Release                  whenever it has copied what it acquired
+//
+// Errors are the caller's: InvalidArgument (a hostile value), NotFound (no such session or tenant),
+// FailedPrecondition (not in this order; a worker that causes it should lose its session),
+// ResourceExhausted (a bound). They change nothing.
+//
+// Complexity: O(log n) a block and policy, where n is the blocks known; a revoked chunk and a purge
+// take O(blocks of the tenant). Threads: none; the caller serializes. Nothing blocks.
+#ifndef PALIMPSEST_BROKER_CORE_BLOCKS_BLOCK_DIRECTORY_H_
+#define PALIMPSEST_BROKER_CORE_BLOCKS_BLOCK_DIRECTORY_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+#include "broker/core/arena/arena_ledger.h"
+#include "broker/core/blocks/block_actions.h"
+#include "broker/core/blocks/block_events.h"
+#include "broker/core/blocks/tier_counters.h"
+#include "broker/core/cache/eviction_policy.h"
+#include "broker/tier/block_record.h"
+#include "common/block_identity.h"
+#include "common/bytes.h"
+#include "common/ids.h"
+
+namespace palimpsest::blocks {
+
+// How long one transfer of n bytes takes: latency + n / bytes_per_second (TransferMeter).
+struct TransferCost {
+  absl::Duration latency = absl::ZeroDuration();
+  double bytes_per_second = 1e9;
+
+  absl::Duration Expect(Bytes bytes) const {
+    return latency + absl::Seconds(static_cast<double>(bytes.count()) / bytes_per_second);
+  }
+};
+
+// As measured by its store. Does not serve until told so.
+struct TierState {
+  bool serving = false;  // the circuit breaker is closed
+  TransferCost load;
+  TransferCost store;
+};
+
+struct LowerTier {
+  std::string name;  // "cxl", "nvme", "directory"
+  Bytes capacity;
+  // What lengths are rounded up to where they are counted.
+  Bytes unit = KiB(4);
+};
+
+// What computing a block anew takes, by its position in the sequence (0: the first). Measured by
+// the worker.
+struct RecomputeCost {
+  absl::Duration first = absl::Milliseconds(10);
+  absl::Duration per_position = absl::ZeroDuration();  // attention over what is before it
+
+  absl::Duration At(uint32_t position) const { return first + per_position * position; }
+};
+
+// Of a tenant's ranking in one tier.
+using PolicyMaker = std::function<std::unique_ptr<cache::EvictionPolicy>(TierIndex)>;
+
+struct BlockTenant {
+  TenantId id;
+  std::string name;           // as in BlockIdentity
+  uint32_t arena_chunks = 0;  // its T1
+  // Of each lower tier; missing ones: the tier's capacity. Zero: nothing of it goes there.
+  std::vector<Bytes> budgets;
+  RecomputeCost recompute;
+  // Default: PredictivePolicy.
+  PolicyMaker policy;
+};
+
+struct DirectoryOptions {
+  ArenaLedger::Options arena;
+  // From fast to slow; at most kMaxLowerTiers.
+  std::vector<LowerTier> lower;
+
+  // Shares of a tenant's budget that are kept free: victims are chosen ahead of need.
+  double low_water = 0.05;
+  // Transfers under way at once. Loads wait in a queue of max_queued_loads for those before them;
+  // stores that find no place are not begun.
+  size_t max_loads = 64;
+  size_t max_queued_loads = 4096;
+  size_t max_stores = 32;
+  // What is not reported by then is late; the server gives up, and reports that.
+  absl::Duration transfer_deadline = absl::Seconds(10);
+  absl::Duration longest_wait = absl::Seconds(60);
+  size_t max_waits = 1024;      // of a session
+  size_t max_requests = 65536;  // running, of a session
+  // From the revocation of a chunk until the session that does not give it back is overdue.
+  absl::Duration unmap_deadline = absl::Seconds(10);
+  // After the machine had no memory for a chunk none is made for so long.
+  absl::Duration memory_back_off = absl::Seconds(10);
+  // Blocks known of each tenant beyond those that lie in a tier.
+  size_t history = size_t{1} << 17;
+  size_t events = size_t{1} << 16;
+
+  // InvalidArgument, with what was expected.
+  absl::Status Validate() const;
+};
+
+struct AcquireRequest {
+  // The session's own number. With the first Acquire that names it the request begins.
+  uint64_t request = 0;
+  cache::ConversationId conversation{};  // 0: not known
+  int64_t input_tokens = 0;
+  // The block before the first of `ids` (their parent); a zero key: none.
+  BlockKey parent;
+  // In prefix order, each the parent of the next one.
+  absl::Span<const BlockIdentity> ids;
+  absl::Span<const cache::BlockType> types;  // of `ids`; shorter or empty: not known
+  // Later than now: what lower tiers have behind the blocks in T1 is promoted and waited for, as
+  // far as it is expected by then. At most longest_wait from now.
+  absl::Time deadline = absl::InfinitePast();
+};
+
+struct RequestEnding {
+  uint64_t request = 0;
+  cache::Ending how = cache::Ending::kUnknown;
+  int64_t output_tokens = 0;
+  std::optional<absl::Duration> expected_idle{};
+  bool last_turn = false;
+};
+
+struct ReserveReply {
+  // As ArenaLedger::Reserve.
+  std::vector<ArenaLedger::Reserved> blocks;
+  // Chunks of these that the session has not mapped yet. It counts as mapping them from now on.
+  std::vector<ArenaChunkId> chunks;
+};
+
+class BlockDirectory {
+ public:
+  static constexpr size_t kMaxLowerTiers = 8;
+  static constexpr size_t kMaxBlocks = 4096;  // a call
+
+  // Requires options.Validate().ok().
+  explicit BlockDirectory(const DirectoryOptions& options);
+  ~BlockDirectory();
+  BlockDirectory(const BlockDirectory&) = delete;
+  BlockDirectory& operator=(const BlockDirectory&) = delete;
+
+  // What to do. Take them after each call.
+  std::vector<BlockAction> TakeActions();
+
+  // Tenants, and what the operator says.
+
+  absl::Status AddTenant(const BlockTenant& tenant, absl::Time now);
+  // Chunks of T1 for all, and for one. Those beyond are revoked.
+  void SetArenaLimit(uint32_t chunks, absl::Time now);
+  absl::Status SetArenaLimit(TenantId tenant, uint32_t chunks, absl::Time now);
+  absl::Status SetBudget(TenantId tenant, TierIndex lower, Bytes budget, absl::Time now);
+  absl::Status SetRecompute(TenantId tenant, const RecomputeCost& cost);
+  // Gives back up to so many chunks, the cheapest first; they come again when they are needed.
+  absl::Status Trim(TenantId tenant, uint32_t chunks, absl::Time now);
+  // From now on nothing of the tenant that is stored or on its way is served; what sessions have
+  // pinned they may finish reading. PurgeTier actions follow, one a lower tier, which are repeated
+  // until OnPurged says OK. Purging says whether some are outstanding.
+  absl::Status Purge(TenantId tenant, absl::Time now);
+  bool Purging(TenantId tenant) const;
+
+  // Sessions. Ids with the highest bit are the directory's own.
+
+  absl::Status OpenSession(SessionId session, TenantId tenant, absl::Time now);
+  // Its process is gone, or has unmapped everything. Its requests end, its waits are forgotten.
+  absl::Status CloseSession(SessionId session, absl::Time now);
+  // Chunks that it was asked to unmap, for a session that has lost what it was told.
+  std::vector<ArenaChunkId> UnmapsOf(SessionId session) const;
+
+  // Blocks.
+
+  absl::StatusOr<AcquireReply> Acquire(SessionId session, const AcquireRequest& request,
+                                       absl::Time now);
+  // The one who waits went away: there will be no AcquireDone. Nothing if it was sent.
+  void CancelWait(SessionId session, WaitId wait, absl::Time now);
+  // `request`: the running one that computed the blocks; 0 if none did.
+  absl::StatusOr<ReserveReply> Reserve(SessionId session, uint64_t request,
+                                       absl::Span<const ArenaLedger::Wanted> wanted,
+                                       absl::Time now);
+  // All or, with FailedPrecondition, none. After a purge blocks that were reserved before it are
+  // not published, which is no error.
+  absl::Status Commit(SessionId session, absl::Span<const ArenaLedger::Committed> blocks,
+                      absl::Time now);
+  absl::Status Abort(SessionId session, absl::Span<const BlockKey> keys, absl::Time now);
+  absl::Status Release(SessionId session, absl::Span<const ArenaExtent> extents, absl::Time now);
+  absl::Status EndRequest(SessionId session, const RequestEnding& ending, absl::Time now);
+
+  // Results of actions.
+
+  // Anything but OK: no memory.
+  void OnChunkMade(ArenaChunkId chunk, const absl::Status& status, absl::Time now);
+  void OnChunkRetired(ArenaChunkId chunk, absl::Time now);
+  // FailedPrecondition: a chunk that it does not map, or uses.
+  absl::Status OnUnmapped(SessionId session, absl::Span<const ArenaChunkId> chunks, absl::Time now);
+  void OnLoaded(TransferId transfer, const absl::Status& status, absl::Time now);
+  void OnStoreDone(TransferId transfer, const absl::Status& status, absl::Time now);
+  void OnPurged(PurgeId purge, const absl::Status& status, absl::Time now);
+
+  // Lower tiers: TierStore::Observer, in the order in which things happened. Blocks of tenants that
+  // are not known are removed.
+
+  void OnTierState(TierIndex tier, const TierState& state, absl::Time now);
+  // Of blocks that the tier found when it was opened, in any order.
+  void OnRecovered(TierIndex tier, absl::Span<const BlockRecord> records, absl::Time now);
+  void OnStored(TierIndex tier, const BlockRecord& record, absl::Time now);
+  void OnRemoved(TierIndex tier, const BlockRecord& record, absl::Time now);
+
+  // Time passes: deadlines, and what waited for room. Returns when it should be called again at the
+  // latest.
+  absl::Time Tick(absl::Time now);
+
+  // What there is to see.
+
+  // Requires a known tenant and a tier that there is.
+  TierCounters CountersOf(TenantId tenant, TierIndex tier) const;
+  const BlockEvents& events() const;
+  // Every block in every tier as kStored events with the number of the last event.
+  std::vector<BlockEvent> Snapshot() const;
+  const ArenaLedger& arena() const;
+  // Transfers under way or queued.
+  size_t loads() const;
+  size_t stores() const;
+
+  // Recounts everything: the ledger, rankings against residency, pins, transfers, sums of counters.
+  // O(n).
+  absl::Status CheckConsistency() const;
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace palimpsest::blocks
+
+#endif  // PALIMPSEST_BROKER_CORE_BLOCKS_BLOCK_DIRECTORY_H_
