@@ -1,7 +1,7 @@
 // What the block directory wants done, and what it answers. The server takes the actions under the
-// lock under which it called the directory and carries them out after releasing it. Those of one
-// TakeActions may be carried out in any order and side by side, but each AcquireDone is sent after
-// nothing else: it depends on no other action.
+// lock under which it called the directory and carries them out after releasing it, side by side or
+// in any order, but for PurgeTier: a StoreBlock into that tier that was taken before it must have
+// been handed to the tier's store first.
 #ifndef PALIMPSEST_BROKER_CORE_BLOCKS_BLOCK_ACTIONS_H_
 #define PALIMPSEST_BROKER_CORE_BLOCKS_BLOCK_ACTIONS_H_
 
@@ -97,15 +97,14 @@ struct PurgeTier {
 struct Elsewhere {
   TierIndex tier;
   uint32_t blocks = 0;
-  // To load all of them, one after the other.
+  // From now until the last of them could be in T1, those before them included. InfiniteDuration if
+  // the tier does not serve.
   absl::Duration expected;
 };
 
 struct AcquireReply {
-  // Pinned by the session: the leading blocks that are ready in T1.
+  // Pinned for the request: behind the held ones, the leading blocks that are ready in T1.
   std::vector<ArenaLedger::Acquired> blocks;
-  // Chunks of these that the session has not mapped yet. It counts as mapping them from now on.
-  std::vector<ArenaChunkId> chunks;
   // Behind them, up to the first block that is nowhere.
   std::vector<Elsewhere> elsewhere;
   // Nothing of the above is set yet: an AcquireDone with this id will come.

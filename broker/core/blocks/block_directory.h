@@ -4,10 +4,11 @@
 // out and reports back. No I/O, no clock: times come with the calls and never go back. The same
 // calls give the same actions.
 //
-// What holds at any time. A block is served to a session only while it is ready in T1 and pinned by
-// that session, under the identity with which it was committed. A transfer that fails, is late or
+// What holds at any time. A block is served to a session only while it is ready in T1 and pinned
+// for one of its requests, under the identity with which it was committed. A transfer that fails or
 // was overtaken by a purge is never published. There is at most one promotion of a key under way,
-// whoever waits for it. What a session wrote and pinned goes when it is closed.
+// whoever waits for it. What a request pinned goes when it ends, and what a session wrote when it
+// is closed.
 //
 // Placement (docs/policies.md). Each tenant has one EvictionPolicy a tier, told of all its requests
 // alike. A block that T1's chooses as a victim, ahead of need, is copied to the lower tier where
@@ -18,11 +19,11 @@
 // Order of calls. AddTenant for all, then OnRecovered for what lower tiers brought back, then
 // anything. For one request of a session:
 //
-//   Acquire                  once or more often with one RequestId; the first names the path
+//   Acquire                  once or more often with one number; the first counts as use
 //   Reserve, Commit, Abort   of what it computed; before EndRequest, so that the predictor sees
 //                            that its blocks belong to it (later ones are taken for strangers)
-//   EndRequest               once
 //   Release                  whenever it has copied what it acquired
+//   EndRequest               once; nothing of it is copied any more
 //
 // Errors are the caller's: InvalidArgument (a hostile value), NotFound (no such session or tenant),
 // FailedPrecondition (not in this order; a worker that causes it should lose its session),
@@ -95,9 +96,9 @@ using PolicyMaker = std::function<std::unique_ptr<cache::EvictionPolicy>(TierInd
 
 struct BlockTenant {
   TenantId id;
-  std::string name;           // as in BlockIdentity
-  uint32_t arena_chunks = 0;  // its T1
-  // Of each lower tier; missing ones: the tier's capacity. Zero: nothing of it goes there.
+  std::string name;  // as in BlockIdentity
+  // Of T1 (whole chunks) and each lower tier; missing ones: the tier's capacity. Zero: nothing of
+  // it goes there.
   std::vector<Bytes> budgets;
   RecomputeCost recompute;
   // Default: PredictivePolicy.
@@ -134,17 +135,19 @@ struct DirectoryOptions {
 };
 
 struct AcquireRequest {
-  // The session's own number. With the first Acquire that names it the request begins.
+  // The session's own number, not 0. With the first Acquire that names it the request begins.
   uint64_t request = 0;
   cache::ConversationId conversation{};  // 0: not known
   int64_t input_tokens = 0;
-  // The block before the first of `ids` (their parent); a zero key: none.
-  BlockKey parent;
-  // In prefix order, each the parent of the next one.
+  // Every full block of the prompt, in prefix order, each the parent of the next one; no key twice.
   absl::Span<const BlockIdentity> ids;
   absl::Span<const cache::BlockType> types;  // of `ids`; shorter or empty: not known
-  // Later than now: what lower tiers have behind the blocks in T1 is promoted and waited for, as
-  // far as it is expected by then. At most longest_wait from now.
+  // The first of them that the session has in T0: used, but not pinned.
+  size_t held = 0;
+  // Brings what continues the prefix up from lower tiers, whether or not somebody waits for it.
+  bool promote = false;
+  // Later than now: the answer comes when nothing more is on its way, or then. At most longest_wait
+  // from now.
   absl::Time deadline = absl::InfinitePast();
 };
 
@@ -156,17 +159,23 @@ struct RequestEnding {
   bool last_turn = false;
 };
 
-struct ReserveReply {
-  // As ArenaLedger::Reserve.
-  std::vector<ArenaLedger::Reserved> blocks;
-  // Chunks of these that the session has not mapped yet. It counts as mapping them from now on.
-  std::vector<ArenaChunkId> chunks;
+// kUnwanted beside the ledger's answers: room for it would cost blocks that are worth more.
+enum class Reservation : uint8_t { kReserved, kPresent, kCollision, kNoRoom, kUnwanted };
+
+struct Reserved {
+  Reservation result = Reservation::kNoRoom;
+  ArenaExtent extent;  // of kReserved
+};
+
+struct Trimmed {
+  uint64_t blocks = 0;
+  Bytes bytes;
 };
 
 class BlockDirectory {
  public:
   static constexpr size_t kMaxLowerTiers = 8;
-  static constexpr size_t kMaxBlocks = 4096;  // a call
+  static constexpr size_t kMaxBlocks = 16384;  // a call
 
   // Requires options.Validate().ok().
   explicit BlockDirectory(const DirectoryOptions& options);
@@ -180,17 +189,19 @@ class BlockDirectory {
   // Tenants, and what the operator says.
 
   absl::Status AddTenant(const BlockTenant& tenant, absl::Time now);
-  // Chunks of T1 for all, and for one. Those beyond are revoked.
-  void SetArenaLimit(uint32_t chunks, absl::Time now);
-  absl::Status SetArenaLimit(TenantId tenant, uint32_t chunks, absl::Time now);
-  absl::Status SetBudget(TenantId tenant, TierIndex lower, Bytes budget, absl::Time now);
+  // Of all tenants together, and of one. T1's is rounded down to whole chunks. What is over it
+  // leaves at once, the least worth first.
+  absl::Status SetCapacity(TierIndex tier, Bytes capacity, absl::Time now);
+  absl::Status SetBudget(TenantId tenant, TierIndex tier, Bytes budget, absl::Time now);
   absl::Status SetRecompute(TenantId tenant, const RecomputeCost& cost);
-  // Gives back up to so many chunks, the cheapest first; they come again when they are needed.
-  absl::Status Trim(TenantId tenant, uint32_t chunks, absl::Time now);
+  // As SetBudget, once: the tenant's room comes again when it is needed. What left or is on its
+  // way.
+  absl::StatusOr<Trimmed> Trim(TenantId tenant, TierIndex tier, Bytes keep, absl::Time now);
   // From now on nothing of the tenant that is stored or on its way is served; what sessions have
   // pinned they may finish reading. PurgeTier actions follow, one a lower tier, which are repeated
-  // until OnPurged says OK. Purging says whether some are outstanding.
-  absl::Status Purge(TenantId tenant, absl::Time now);
+  // until OnPurged says OK. Purging says whether some are outstanding. How many blocks are
+  // forgotten.
+  absl::StatusOr<uint64_t> Purge(TenantId tenant, absl::Time now);
   bool Purging(TenantId tenant) const;
 
   // Sessions. Ids with the highest bit are the directory's own.
@@ -198,6 +209,9 @@ class BlockDirectory {
   absl::Status OpenSession(SessionId session, TenantId tenant, absl::Time now);
   // Its process is gone, or has unmapped everything. Its requests end, its waits are forgotten.
   absl::Status CloseSession(SessionId session, absl::Time now);
+  // It is about to get the chunks' descriptors: it counts as mapping them. All or, with
+  // FailedPrecondition, none: not a chunk of its tenant, or being revoked.
+  absl::Status Map(SessionId session, absl::Span<const ArenaChunkId> chunks);
   // Chunks that it was asked to unmap, for a session that has lost what it was told.
   std::vector<ArenaChunkId> UnmapsOf(SessionId session) const;
 
@@ -207,16 +221,21 @@ class BlockDirectory {
                                        absl::Time now);
   // The one who waits went away: there will be no AcquireDone. Nothing if it was sent.
   void CancelWait(SessionId session, WaitId wait, absl::Time now);
-  // `request`: the running one that computed the blocks; 0 if none did.
-  absl::StatusOr<ReserveReply> Reserve(SessionId session, uint64_t request,
-                                       absl::Span<const ArenaLedger::Wanted> wanted,
-                                       absl::Time now);
+  // `request`: the running one that computed the blocks; 0: none. In order, up to the first block
+  // that is neither kReserved nor kPresent.
+  absl::StatusOr<std::vector<Reserved>> Reserve(SessionId session, uint64_t request,
+                                                absl::Span<const ArenaLedger::Wanted> wanted,
+                                                absl::Time now);
   // All or, with FailedPrecondition, none. After a purge blocks that were reserved before it are
   // not published, which is no error.
   absl::Status Commit(SessionId session, absl::Span<const ArenaLedger::Committed> blocks,
                       absl::Time now);
+  // What the session has not reserved is passed over.
   absl::Status Abort(SessionId session, absl::Span<const BlockKey> keys, absl::Time now);
-  absl::Status Release(SessionId session, absl::Span<const ArenaExtent> extents, absl::Time now);
+  // One pin for each time that an extent is named. All or, with FailedPrecondition, none.
+  absl::Status Release(SessionId session, uint64_t request, absl::Span<const ArenaExtent> extents,
+                       absl::Time now);
+  // Takes its pins back and answers those who wait for it. Without effect if it is not known.
   absl::Status EndRequest(SessionId session, const RequestEnding& ending, absl::Time now);
 
   // Results of actions.
