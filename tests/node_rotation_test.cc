@@ -51,10 +51,16 @@ class NodeRotationTest : public ::testing::TestWithParam<NodeBackend> {
     }
   }
 
-  // Until layers of whichever tenant rotate, while there are requests for whose sake they would.
+  // Until layers of whichever tenant rotate. A fast machine has answered everything before restored
+  // parameters may be touched: then all of it is asked for again.
   void AwaitRotation() {
-    node_->Await("layers that rotate", [&] { return Freed() > 0 || AllEnded(); });
-    ASSERT_GT(Freed(), 0u) << "all requests ended without any need of layers";
+    node_->Await("layers that rotate", [&] {
+      if (AllEnded()) {
+        End();
+        Begin();
+      }
+      return Freed() > 0;
+    });
   }
 
   bool AllEnded() {

@@ -4,10 +4,12 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <future>
 #include <map>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -50,6 +52,33 @@ inline std::vector<Generation> AllAtOnce(Node& node, const std::vector<Node::Req
   for (std::future<Generation>& result : running) results.push_back(result.get());
   return results;
 }
+
+// All requests at once, again and again: a fast machine has answered them before the broker may do
+// what a test waits for, such as taking parameters that were restored less than min_residence ago.
+class SteadyPressure {
+ public:
+  SteadyPressure(Node& node, std::vector<Node::Request> requests)
+      : answers_(std::async(std::launch::async, [this, &node, requests = std::move(requests)] {
+          std::vector<Generation> answers;
+          do {
+            answers = AllAtOnce(node, requests);
+          } while (!enough_);
+          return answers;
+        })) {}
+  ~SteadyPressure() { Finish(); }
+
+  // The round that runs is the last one.
+  void Finish() { enough_ = true; }
+  // What the last round answered; once.
+  std::vector<Generation> Answers() {
+    Finish();
+    return answers_.get();
+  }
+
+ private:
+  std::atomic<bool> enough_ = false;
+  std::future<std::vector<Generation>> answers_;
+};
 
 inline void ExpectSameTokens(const Node& node, const std::vector<Node::Request>& requests,
                              const std::vector<Generation>& expected,

@@ -80,10 +80,10 @@ TEST_P(NodeTest, ParametersGiveWayToKvAndComeBackWithoutChangingATokenOfEither) 
   node.Await("a complete alpha",
              [&] { return node.Tenant("alpha").parameter_slabs() == Node::kImageSlabs; });
 
-  auto pressure = std::async(std::launch::async, [&] { return AllAtOnce(node, beta_requests); });
+  SteadyPressure pressure(node, beta_requests);
   node.Await("a revoke of alpha's parameters",
              [&] { return node.Tenant("alpha").parameter_slabs() < Node::kImageSlabs; });
-  ExpectSameTokens(node, beta_requests, beta_calm, pressure.get());
+  ExpectSameTokens(node, beta_requests, beta_calm, pressure.Answers());
 
   ExpectSameTokens(node, alpha_requests, alpha_calm, OneByOne(node, alpha_requests));
   EXPECT_EQ(node.Tenant("alpha").parameter_slabs(), Node::kImageSlabs);
@@ -244,8 +244,9 @@ TEST_P(NodeTest, WorkerThatDoesNotAnswerARevokeIsKilledAndItsMemoryGoesToTheOthe
   node.Start();
   const std::vector<Node::Request> requests = Pressure(16, 900);
   const std::vector<Generation> calm = CalmAnswersThenStopIdleAlpha(node, requests);
-  ExpectSameTokens(node, requests, calm, AllAtOnce(node, requests));
+  SteadyPressure pressure(node, requests);
   node.Await("alpha's end", [&] { return node.worker("alpha")->handle().Exited(); });
+  ExpectSameTokens(node, requests, calm, pressure.Answers());
   node.Await("the return of alpha's slabs", [&] {
     return node.Tenant("alpha").parameter_slabs() == 0 &&
            node.BrokerStatus()->quarantined_slabs() == 0;
@@ -274,19 +275,11 @@ TEST_P(NodeTest, WorkerThatHangsInMidStreamLosesItsMemoryToTheTenantThatNeedsIt)
   auto alpha = node.GenerateAsync(doomed);
   node.Await("an active alpha", [&] { return started && node.Tenant("alpha").load().active(); });
   Stop(node, "alpha");
-  // Again and again: beta may have its answers before alpha counts as inactive.
-  std::atomic<bool> gone = false;
-  auto pressure = std::async(std::launch::async, [&] {
-    std::vector<Generation> answers;
-    do {
-      answers = AllAtOnce(node, requests);
-    } while (!gone);
-    return answers;
-  });
+  SteadyPressure pressure(node, requests);
   node.Await("alpha's end", [&] { return node.worker("alpha")->handle().Exited(); });
-  gone = true;
+  pressure.Finish();
   EXPECT_EQ(alpha.get().status.code(), absl::StatusCode::kUnavailable);
-  ExpectSameTokens(node, requests, calm, pressure.get());
+  ExpectSameTokens(node, requests, calm, pressure.Answers());
   node.Await("the return of alpha's slabs", [&] {
     return node.Tenant("alpha").parameter_slabs() == 0 &&
            node.BrokerStatus()->quarantined_slabs() == 0;
@@ -357,16 +350,17 @@ TEST_P(NodeTest, BrokerThatStoodStillBlamesNobodyForIt) {
   node.Start();
   const std::vector<Node::Request> requests = Pressure(16, 900);
   const std::vector<Generation> calm = CalmAnswersThenStopIdleAlpha(node, requests);
-  auto pressure = std::async(std::launch::async, [&] { return AllAtOnce(node, requests); });
+  SteadyPressure pressure(node, requests);
   node.Await("a revoke that is not answered",
              [&] { return node.Tenant("alpha").revokes_in_flight() > 0; });
+  pressure.Finish();
   ASSERT_TRUE(node.broker()->handle().Signal(SIGSTOP).ok());
   ASSERT_TRUE(node.worker("alpha")->handle().Signal(SIGCONT).ok());
   // Later than the deadline of the revoke.
   node.Await("beta's notice",
              [&] { return absl::StrContains(node.Log("beta"), "the broker is lost"); });
   ASSERT_TRUE(node.broker()->handle().Signal(SIGCONT).ok());
-  ExpectSameTokens(node, requests, calm, pressure.get());
+  ExpectSameTokens(node, requests, calm, pressure.Answers());
   node.Await("both workers' return",
              [&] { return node.Tenant("alpha").attached() && node.Tenant("beta").attached(); });
   EXPECT_FALSE(node.worker("alpha")->handle().Exited());

@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "tests/node.h"
+#include "tests/node_stories.h"
 
 namespace palimpsest {
 namespace {
@@ -34,12 +35,6 @@ INSTANTIATE_TEST_SUITE_P(Backends, TurnsTest,
                          ::testing::Values(NodeBackend::kHost, NodeBackend::kCuda),
                          [](const auto& info) { return NodeBackendName(info.param); });
 
-Node::Request Story(const std::string& tenant, int number, int max_tokens) {
-  return {.tenant = tenant,
-          .text = absl::StrCat("Story ", number, " of ", tenant, ": once upon a time"),
-          .max_tokens = max_tokens};
-}
-
 std::vector<Node::Request> Stories(const std::vector<std::string>& tenants, int each,
                                    int max_tokens) {
   std::vector<Node::Request> requests;
@@ -47,30 +42,6 @@ std::vector<Node::Request> Stories(const std::vector<std::string>& tenants, int 
     for (const std::string& tenant : tenants) requests.push_back(Story(tenant, i, max_tokens));
   }
   return requests;
-}
-
-std::vector<Generation> OneByOne(Node& node, const std::vector<Node::Request>& requests) {
-  std::vector<Generation> results;
-  for (const Node::Request& request : requests) results.push_back(node.Generate(request));
-  return results;
-}
-
-std::vector<Generation> AllAtOnce(Node& node, const std::vector<Node::Request>& requests) {
-  std::vector<std::future<Generation>> running;
-  for (const Node::Request& request : requests) running.push_back(node.GenerateAsync(request));
-  std::vector<Generation> results;
-  for (std::future<Generation>& result : running) results.push_back(result.get());
-  return results;
-}
-
-void ExpectSameTokens(const Node& node, const std::vector<Generation>& expected,
-                      const std::vector<Generation>& got) {
-  ASSERT_EQ(expected.size(), got.size());
-  for (size_t i = 0; i < expected.size(); ++i) {
-    EXPECT_TRUE(expected[i].status.ok()) << expected[i].status;
-    EXPECT_TRUE(got[i].status.ok()) << got[i].status;
-    EXPECT_TRUE(SameTokens(node.backend(), expected[i], got[i])) << "request " << i;
-  }
 }
 
 // Who has a turn; fails the test if it is more than one.
@@ -92,22 +63,18 @@ TEST_P(TurnsTest, TwoTenantsThatFitOnlyOneByOneShareByTurns) {
   const std::vector<Node::Request> requests = Stories({"alpha", "beta"}, 4, 400);
   const std::vector<Generation> calm = OneByOne(node, requests);
   EXPECT_EQ(node.BrokerStatus()->sharing(), "temporal");
-  auto both = std::async(std::launch::async, [&] { return AllAtOnce(node, requests); });
+  SteadyPressure both(node, requests);
   std::string last;
   int changes = 0;
-  node.Await(
-      "the end",
-      [&] {
-        const std::string holder = Holder(node);
-        if (!holder.empty() && holder != last) {
-          ++changes;
-          last = holder;
-        }
-        return both.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
-      },
-      absl::Seconds(60));
-  ExpectSameTokens(node, calm, both.get());
-  EXPECT_GT(changes, 3);
+  node.Await("turns of both", [&] {
+    const std::string holder = Holder(node);
+    if (!holder.empty() && holder != last) {
+      ++changes;
+      last = holder;
+    }
+    return changes > 3;
+  });
+  ExpectSameTokens(node, requests, calm, both.Answers());
   EXPECT_EQ(Node::SumOfStates(*node.BrokerStatus()), node.pool_slabs());
   EXPECT_TRUE(node.EverySlabExistsOnce());
   EXPECT_TRUE(node.StopAll().ok());
@@ -120,7 +87,7 @@ TEST_P(TurnsTest, ThreeTenantsAllGetTheirTurns) {
   node.Start();
   const std::vector<Node::Request> requests = Stories({"alpha", "beta", "gamma"}, 4, 300);
   const std::vector<Generation> calm = OneByOne(node, requests);
-  ExpectSameTokens(node, calm, AllAtOnce(node, requests));
+  ExpectSameTokens(node, requests, calm, AllAtOnce(node, requests));
   EXPECT_EQ(Node::SumOfStates(*node.BrokerStatus()), node.pool_slabs());
   EXPECT_TRUE(node.EverySlabExistsOnce());
   EXPECT_TRUE(node.StopAll().ok());
@@ -188,7 +155,7 @@ TEST_P(TurnsTest, BrokerKilledBetweenTurnsCostsNoRequest) {
   });
   node.KillBroker();
   node.StartBroker();
-  ExpectSameTokens(node, calm, both.get());
+  ExpectSameTokens(node, requests, calm, both.get());
   node.Await("both workers' return", [&] {
     const auto status = node.BrokerStatus();
     return status.ok() && status->broker_generation() == 2 && status->quarantined_slabs() == 0 &&
@@ -196,8 +163,11 @@ TEST_P(TurnsTest, BrokerKilledBetweenTurnsCostsNoRequest) {
   });
   EXPECT_EQ(Node::SumOfStates(*node.BrokerStatus()), node.pool_slabs());
   EXPECT_TRUE(node.EverySlabExistsOnce());
-  EXPECT_TRUE(node.Generate(Story("alpha", 9, 4)).status.ok());
-  EXPECT_TRUE(node.Generate(Story("beta", 9, 4)).status.ok());
+  node.AwaitReady();
+  for (const char* tenant : {"alpha", "beta"}) {
+    const Generation later = node.Generate(Story(tenant, 9, 4));
+    EXPECT_TRUE(later.status.ok()) << later.status;
+  }
   EXPECT_TRUE(node.StopAll().ok());
 }
 

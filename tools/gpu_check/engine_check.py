@@ -9,6 +9,7 @@ one JSON object a line, as in check_report.h. Limits of times are what vLLM 0.25
 two GPUs all this again for models shared between them, whose limits are the times of one.
 """
 
+import concurrent.futures
 import importlib.util
 import json
 import os
@@ -50,10 +51,12 @@ def references(folder):
         return kept
     eight_bits = folder / "eight_bits"
     eight_bits.mkdir()
-    make_references(eight_bits, ["--kv-dtype", "fp8_e4m3"], EIGHT_BIT_KV)
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        for made in [pool.submit(make_references, eight_bits, ["--kv-dtype", "fp8_e4m3"], EIGHT_BIT_KV),
+                     pool.submit(make_references, folder)]:
+            made.result()
     for path in eight_bits.glob("*.json"):
         path.rename(folder / f"{path.stem}.fp8_kv.json")
-    make_references(folder)
     return sorted(folder.glob("*.json")) or kept
 
 

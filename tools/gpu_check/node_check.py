@@ -5,9 +5,10 @@ The tests of a node (PROGRAMS, tests/*.cc) with their CUDA back-end, one finding
 between two GPUs where there are two; then what only a GPU can show: how long a worker takes to start and a stream for
 a token, with SmolLM2's shape through the whole engine (palctl bench engine), and that no memory of the GPU is left
 taken when all processes have ended. Arguments name the parts to run; all of them without any. What ends says so at
-once, here and, with the time since the start, on the error output.
+once.
 """
 
+import contextlib
 import json
 import os
 import pathlib
@@ -35,14 +36,10 @@ LEFT_BEHIND_MIB = 64
 failed = False
 
 
-begun = time.monotonic()
-
-
 def say(check, ok, **more):
     global failed
     failed = failed or not ok
     print(json.dumps({"check": f"node.{check}", "ok": bool(ok), **more}), flush=True)
-    print(f"{time.monotonic() - begun:7.1f} s  {'ok' if ok else 'FAILED':6}  {check}", file=sys.stderr, flush=True)
 
 
 def program(name):
@@ -83,7 +80,7 @@ def follow(lines, at):
             how, name, milliseconds = ended.groups()
             test = name.removesuffix("/" + name.rsplit("/", 1)[-1]).rsplit(".", 1)[-1]
             # A test that is skipped for want of a tool says so itself; without a GPU all would be.
-            note = {"FAILED": " / ".join(said)[:600], "SKIPPED": "skipped"}.get(how)
+            note = {"FAILED": " / ".join(said)[:4000], "SKIPPED": "skipped"}.get(how)
             say(f"{at}.{test}", how != "FAILED", value=int(milliseconds) / 1000, unit="s",
                 **({"note": note} if note is not None else {}))
             running, said = "", []
@@ -106,15 +103,22 @@ def run_tests(name, backend, scratch):
     late = threading.Event()
 
     def stop():
-        late.set()
         # With the processes that it started.
-        os.killpg(tests.pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(tests.pid, signal.SIGKILL)
 
-    watch = threading.Timer(limit, stop)
+    def stop_late():
+        late.set()
+        stop()
+
+    watch = threading.Timer(limit, stop_late)
     watch.start()
-    running, said = follow(tests.stdout, at)
-    status = tests.wait()
-    watch.cancel()
+    try:
+        running, said = follow(tests.stdout, at)
+        status = tests.wait()
+    finally:
+        watch.cancel()
+        stop()
     if late.is_set():
         say(at, False, note=f"{name} did not end within {limit} s; in {running or 'no test'}: " + " / ".join(said[-4:]))
     elif status not in (0, 1) or running:
@@ -151,6 +155,7 @@ def main():
         print(f"node_check: unknown: {', '.join(sorted(unknown))}; there are {', '.join(PROGRAMS)} and bench",
               file=sys.stderr)
         return 2
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     before = gpu_mebibytes()
     with tempfile.TemporaryDirectory(prefix="palimpsest-") as folder:
         scratch = pathlib.Path(folder)

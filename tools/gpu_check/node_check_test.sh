@@ -62,7 +62,6 @@ hung = found["node.chaos_test"]
 assert not hung["ok"] and "chaos_test did not end within 1 s; in Backends/ChaosTest.Hangs/Cuda" in hung["note"], hung
 assert found["node.chaos_test.Passes"]["ok"], found
 END
-grep -q 's  FAILED  turns_test.Fails' "$work/err" || fail "no progress on the error output"
 ! kill -0 "$(cat "$work/bin/child")" 2>/dev/null || [ "$(ps -o stat= -p "$(cat "$work/bin/child")" | cut -c1)" = Z ] ||
   fail "what a program had started outlived it"
 python3 "$work/tools/gpu_check/node_check.py" nosuch 2>/dev/null && fail "an unknown part was accepted" || true

@@ -1,21 +1,15 @@
 #include "worker/model/image_builder.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <filesystem>
-#include <fstream>
-#include <map>
-#include <memory>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
-#include "absl/strings/match.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "worker/compute/cpu/packing.h"
 #include "worker/model/dummy_weights.h"
-#include "worker/model/tensor_plan.h"
+#include "worker/model/image_builder_fixture.h"
 #include "worker/model/testing.h"
 
 namespace palimpsest {
@@ -23,37 +17,8 @@ namespace {
 
 using ::testing::HasSubstr;
 
-constexpr Bytes kSlab = KiB(8);
-
-// A zeroed image aligned as memory maps are.
-class Image {
- public:
-  explicit Image(Bytes size)
-      : size_(static_cast<size_t>(size.count())),
-        bytes_(static_cast<std::byte*>(std::aligned_alloc(4096, size_))) {
-    std::fill_n(bytes_.get(), size_, std::byte{0});
-  }
-
-  absl::Span<std::byte> span() const { return {bytes_.get(), size_}; }
-  const std::byte* at(Bytes offset) const { return bytes_.get() + offset.count(); }
-  std::vector<std::byte> copy() const { return {bytes_.get(), bytes_.get() + size_}; }
-
- private:
-  struct Free {
-    void operator()(std::byte* p) const { std::free(p); }
-  };
-  size_t size_;
-  std::unique_ptr<std::byte, Free> bytes_;
-};
-
-class ImageBuilderTest : public ::testing::Test {
+class ImageBuilderTest : public ImageTest {
  protected:
-  void SetUp() override {
-    folder_ = ::testing::TempDir() + "/image_builder_XXXXXX";
-    ASSERT_NE(mkdtemp(folder_.data()), nullptr);
-  }
-  void TearDown() override { std::filesystem::remove_all(folder_); }
-
   std::vector<std::byte> Build(const ModelConfig& config, const RandomModelOptions& options = {},
                                WeightFormat format = WeightFormat::kCpuPanels) {
     std::filesystem::remove_all(folder_);
@@ -67,20 +32,6 @@ class ImageBuilderTest : public ::testing::Test {
     EXPECT_TRUE(status.ok()) << status;
     return image.copy();
   }
-
-  // What checking says about exactly these tensors.
-  std::string Check(const ModelConfig& config, const std::vector<RandomTensor>& tensors) {
-    EXPECT_TRUE(WriteSafetensors(folder_ + "/model.safetensors", "BF16", tensors).ok());
-    auto checkpoint = Checkpoint::Open(folder_);
-    EXPECT_TRUE(checkpoint.ok()) << checkpoint.status();
-    auto layout = LayOutImage(config, kSlab);
-    const absl::Status status = CheckTensors(*checkpoint, config, *layout);
-    Image image(layout->total);
-    EXPECT_EQ(BuildImage(*checkpoint, config, *layout, image.span()), status);
-    return status.ok() ? "accepted" : std::string(status.message());
-  }
-
-  std::string folder_;
 };
 
 // Looks tensors up in an image by name, independently of the builder.
@@ -248,83 +199,6 @@ TEST_F(ImageBuilderTest, ToleratesTheSecondCopyOfTiedEmbeddings) {
   const std::vector<RandomTensor> tensors = RandomTensors(config, 1);
   config.tie_word_embeddings = true;
   EXPECT_EQ(Check(config, tensors), "accepted");
-}
-
-class FamilyImages : public ImageBuilderTest, public ::testing::WithParamInterface<std::string> {
- protected:
-  void SetUp() override {
-    ImageBuilderTest::SetUp();
-    std::ifstream file("tests/data/models/" + GetParam() + ".json");
-    ASSERT_TRUE(file);
-    config_ = ParseModelConfig(nlohmann::json::parse(file)["config"].dump(), "").value();
-  }
-
-  // All source tensors with their dummy numbers.
-  std::vector<RandomTensor> DummyTensors() const {
-    std::map<std::string, RandomTensor> tensors;
-    for (const TensorPiece& piece : PlanTensors(config_, *LayOutImage(config_, kSlab))) {
-      RandomTensor& tensor = tensors[piece.tensor];
-      if (!tensor.values.empty()) continue;
-      int64_t size = 1;
-      for (const int64_t n : piece.shape) size *= n;
-      tensor = {piece.tensor, piece.shape, std::vector<float>(static_cast<size_t>(size))};
-      DummyTensor(3, piece.tensor, piece.is_vector() ? 0 : piece.cols(), config_.norm_weight_offset)
-          .ReadFloats(0, absl::MakeSpan(tensor.values));
-    }
-    std::vector<RandomTensor> out;
-    for (auto& [name, tensor] : tensors) out.push_back(std::move(tensor));
-    return out;
-  }
-
-  ModelConfig config_;
-};
-
-INSTANTIATE_TEST_SUITE_P(Models, FamilyImages,
-                         ::testing::Values("llama3", "qwen2", "qwen3", "gemma2", "opt",
-                                           "deepseek_v2", "deepseek_v3"),
-                         [](const auto& info) { return info.param; });
-
-TEST_P(FamilyImages, DummyImageIsThatOfACheckpointWithTheSameNumbers) {
-  ASSERT_TRUE(WriteSafetensors(folder_ + "/model.safetensors", "F32", DummyTensors()).ok());
-  auto checkpoint = Checkpoint::Open(folder_);
-  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
-  for (const WeightFormat format : {WeightFormat::kCpuPanels, WeightFormat::kRowMajor}) {
-    auto layout = LayOutImage(config_, kSlab, format);
-    Image built(layout->total), dummy(layout->total);
-    const absl::Status status = BuildImage(*checkpoint, config_, *layout, built.span());
-    ASSERT_TRUE(status.ok()) << status;
-    ASSERT_TRUE(BuildDummyImage(3, config_, *layout, dummy.span()).ok());
-    EXPECT_TRUE(built.copy() == dummy.copy());
-    ASSERT_TRUE(BuildDummyImage(4, config_, *layout, dummy.span()).ok());
-    EXPECT_FALSE(built.copy() == dummy.copy());
-  }
-}
-
-TEST_P(FamilyImages, CheckpointOfTheBareModelIsTaken) {
-  std::vector<RandomTensor> tensors = DummyTensors();
-  for (RandomTensor& tensor : tensors) {
-    if (tensor.name.rfind("model.", 0) == 0) tensor.name = tensor.name.substr(6);
-  }
-  EXPECT_EQ(Check(config_, tensors), "accepted");
-}
-
-TEST_P(FamilyImages, EveryRowHasItsPlace) {
-  const std::vector<RandomTensor> tensors = DummyTensors();
-  for (size_t i = 0; i < tensors.size(); ++i) {
-    // Other layers have the first one's tensors.
-    if (absl::StrContains(tensors[i].name, ".layers.") &&
-        !absl::StrContains(tensors[i].name, ".layers.0.")) {
-      continue;
-    }
-    std::vector<RandomTensor> fewer = tensors;
-    fewer.erase(fewer.begin() + static_cast<int64_t>(i));
-    EXPECT_EQ(Check(config_, fewer), "the model folder lacks tensors: " + tensors[i].name);
-  }
-  std::map<std::string, int64_t> rows;
-  for (const TensorPiece& piece : PlanTensors(config_, *LayOutImage(config_, kSlab))) {
-    rows[piece.tensor] += piece.rows;
-  }
-  for (const RandomTensor& tensor : tensors) EXPECT_EQ(rows[tensor.name], tensor.shape[0]);
 }
 
 TEST(LatentImage, RowsAreWhereTheLayoutSays) {
