@@ -34,6 +34,10 @@ namespace palimpsest {
 // Where a block lies, in whatever way its back-end counts: an offset, or nothing if the key tells.
 using TierPlace = StrongInt<struct TierPlaceTag, uint64_t>;
 
+// Whose the scratch blocks are by which a store probes its tier. No tenant of a configuration has
+// such a name.
+inline constexpr char kProbeTenant[] = ".probe";
+
 struct StoredBlock {
   BlockRecord record;
   TierPlace place;
@@ -41,8 +45,9 @@ struct StoredBlock {
 
 // Errors of operations: NotFound (it is not there any more: a miss, no fault of the tier),
 // ResourceExhausted (the medium is full: no fault either), AlreadyExists (another node has stored
-// the block in a shared tier: no fault either), DataLoss (what is there is damaged: treated as a
-// wrong checksum); all others count as a failure of the tier.
+// the block in a shared tier: no fault either), FailedPrecondition (it takes no blocks of this
+// tenant: no fault either), DataLoss (what is there is damaged: treated as a wrong checksum); all
+// others count as a failure of the tier.
 class TierBackend {
  public:
   enum class RemoveReason {

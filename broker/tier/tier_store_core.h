@@ -21,9 +21,6 @@
 
 namespace palimpsest {
 
-// Of the scratch blocks of probes. No tenant of a configuration has such a name.
-inline constexpr char kProbeTenant[] = ".probe";
-
 class TierStore::Core {
  public:
   Core(const Options& options, std::unique_ptr<TierBackend> backend, const Clock& clock,

@@ -172,7 +172,7 @@ void TierStore::Core::CancelCondemned(Actions* actions) {
 
 void TierStore::Core::Judge(const absl::Status& status, absl::Duration elapsed, absl::Time now) {
   const bool ok = status.ok() || absl::IsNotFound(status) || absl::IsResourceExhausted(status) ||
-                  absl::IsAlreadyExists(status);
+                  absl::IsAlreadyExists(status) || absl::IsFailedPrecondition(status);
   if (!ok) {
     last_failure_ = std::string(status.message());
   } else if (elapsed > breaker_.slow()) {
@@ -281,10 +281,11 @@ void TierStore::Core::FinishStore(Job* job, const Completion& completion, Action
   if (!wanted) catalog_.Condemn(job->entry, RemoveReason::kUnwanted);
   if (!status.ok()) {
     if (job->done) {
-      ++(completion.source_corrupt           ? counters_.unstored.corrupt
-         : absl::IsAlreadyExists(status)     ? counters_.unstored.duplicate
-         : absl::IsResourceExhausted(status) ? counters_.unstored.full
-                                             : counters_.unstored.failed);
+      ++(completion.source_corrupt            ? counters_.unstored.corrupt
+         : absl::IsAlreadyExists(status)      ? counters_.unstored.duplicate
+         : absl::IsResourceExhausted(status)  ? counters_.unstored.full
+         : absl::IsFailedPrecondition(status) ? counters_.unstored.refused
+                                              : counters_.unstored.failed);
     }
     events_.push_back({Event::Kind::kFreed, {}, job->entry->footprint});
     catalog_.Erase(job->entry);

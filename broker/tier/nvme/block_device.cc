@@ -1,8 +1,6 @@
 #include "broker/tier/nvme/block_device.h"
 
-#include <cassert>
-#include <cstring>
-#include <new>
+#include <utility>
 
 #include "common/mutex.h"
 
@@ -26,14 +24,6 @@ struct Waiter {
 };
 
 }  // namespace
-
-AlignedBuffer::AlignedBuffer(Bytes size) : size_(static_cast<size_t>(size.count())) {
-  assert(size_ % kIoUnit.count() == 0);
-  if (size_ == 0) return;
-  data_.reset(static_cast<std::byte*>(std::aligned_alloc(kIoUnit.count(), size_)));
-  if (data_ == nullptr) throw std::bad_alloc();
-  std::memset(data_.get(), 0, size_);
-}
 
 absl::Status ReadAndWait(BlockDevice& device, Bytes offset, absl::Span<std::byte> to) {
   Waiter waiter;

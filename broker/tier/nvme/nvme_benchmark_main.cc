@@ -5,12 +5,14 @@
 #include <algorithm>
 #include <cstdio>
 #include <functional>
+#include <memory>
 #include <random>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "CLI/CLI.hpp"
+#include "broker/tier/encryption/sealed_backend.h"
 #include "broker/tier/nvme/file_device.h"
 #include "broker/tier/nvme/nvme_backend.h"
 #include "common/clock.h"
@@ -25,6 +27,7 @@ struct Settings {
   Bytes block;
   int depth = 16;
   double seconds = 5;
+  bool encipher = false;
 };
 
 using Done = std::function<void(absl::Status)>;
@@ -105,7 +108,12 @@ absl::Status MeasureDevice(const Settings& settings) {
 
 // Blocks are written until the tier is nearly full.
 absl::Status MeasureTier(const Settings& settings) {
-  NvmeBackend tier([&] { return OpenFileDevice(settings.file); }, Clock::Real());
+  std::unique_ptr<TierBackend> owned =
+      std::make_unique<NvmeBackend>([&] { return OpenFileDevice(settings.file); }, Clock::Real());
+  if (settings.encipher) {
+    owned = std::make_unique<SealedBackend>(std::move(owned), TenantKeys());
+  }
+  TierBackend& tier = *owned;
   if (absl::StatusOr<std::vector<StoredBlock>> found = tier.Open(); !found.ok()) {
     return found.status();
   }
@@ -116,13 +124,13 @@ absl::Status MeasureTier(const Settings& settings) {
   };
   // One list for each slot, so that no two operations share a block.
   std::vector<std::vector<Stored>> stored(settings.depth);
-  const size_t most =
-      NvmeBackend::CapacityOf(settings.file.size) / settings.block / settings.depth * 9 / 10;
+  const size_t most = NvmeBackend::CapacityOf(settings.file.size) / tier.Footprint(settings.block) /
+                      settings.depth * 9 / 10;
   uint64_t id = 0;
   std::vector<BlockRecord> writing(settings.depth);
   Measure("tier write", settings, [&](int slot, Done done) {
     if (stored[slot].size() >= most) return false;
-    writing[slot].id = {{++id, 0}, {}, std::vector<TokenId>(16), "benchmark"};
+    writing[slot].id = {{++id, 0}, {}, std::vector<TokenId>(16), kProbeTenant};
     writing[slot].length = settings.block;
     tier.Write(writing[slot], buffers[slot].span(),
                [&, slot, done = std::move(done)](absl::StatusOr<TierPlace> place) {
@@ -152,6 +160,7 @@ int Main(int argc, char** argv) {
       ->check(CLI::Range(1, 1024))
       ->capture_default_str();
   app.add_option("--seconds", settings.seconds, "of each measurement")->capture_default_str();
+  app.add_flag("--encipher", settings.encipher, "blocks on their way to the tier");
   app.add_flag("!--no-io-uring", settings.file.io_uring, "threads in its place");
   CLI11_PARSE(app, argc, argv);
   const absl::StatusOr<Bytes> size_bytes = ParseBytes(size), block_bytes = ParseBytes(block);
