@@ -4,6 +4,7 @@
 //       --rw=randread|randwrite --time_based --runtime=5
 #include <algorithm>
 #include <cstdio>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <random>
@@ -38,7 +39,7 @@ void Measure(const char* what, const Settings& settings,
              const std::function<bool(int, Done)>& start) {
   Mutex mutex;
   CondVar changed;
-  std::vector<int> idle;
+  std::deque<int> idle;
   for (int i = 0; i < settings.depth; ++i) idle.push_back(i);
   int64_t completed = 0, failed = 0;
   const absl::Time began = MonotonicNow();
@@ -53,8 +54,8 @@ void Measure(const char* what, const Settings& settings,
         changed.Wait(&mutex);
       }
       if (over) break;
-      slot = idle.back();
-      idle.pop_back();
+      slot = idle.front();  // all take turns, so that each has stored something
+      idle.pop_front();
     }
     const bool begun = start(slot, [&, slot](const absl::Status& status) {
       MutexLock lock(&mutex);
