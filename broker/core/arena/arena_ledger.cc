@@ -252,6 +252,41 @@ void ArenaLedger::Erase(Tenant& tenant, Block* block) {
   RetireIfDone(extent.chunk);
 }
 
+ArenaLedger::Found ArenaLedger::View(const Block& block) {
+  return {.id = &block.id,
+          .extent = block.extent,
+          .checksum = block.checksum,
+          .ready = block.ready,
+          .dropped = block.dropped,
+          .writer = block.writer,
+          .pins = block.pins};
+}
+
+std::optional<ArenaLedger::Found> ArenaLedger::Find(TenantId tenant, const BlockKey& key) const {
+  const auto found = tenants_.find(tenant);
+  if (found == tenants_.end()) return std::nullopt;
+  const auto known = found->second.known.find(key);
+  if (known == found->second.known.end()) return std::nullopt;
+  return View(*known->second);
+}
+
+std::optional<ArenaLedger::Found> ArenaLedger::At(const ArenaExtent& extent) const {
+  if (extent.chunk.value() >= chunks_.size()) return std::nullopt;
+  const auto& blocks = chunks_[extent.chunk.value()].blocks;
+  const auto found = blocks.find(extent.offset.count());
+  if (found == blocks.end()) return std::nullopt;
+  return View(*found->second);
+}
+
+std::vector<BlockKey> ArenaLedger::WrittenBy(SessionId session) const {
+  std::vector<BlockKey> keys;
+  const auto found = sessions_.find(session);
+  if (found == sessions_.end()) return keys;
+  for (const Block* block : found->second.writing) keys.push_back(block->id.key);
+  std::sort(keys.begin(), keys.end());
+  return keys;
+}
+
 bool ArenaLedger::Fits(TenantId tenant, Bytes length) const {
   const auto found = tenants_.find(tenant);
   return found != tenants_.end() && found->second.room.lower_bound({Rounded(length).count(), 0,

@@ -41,13 +41,15 @@ namespace palimpsest {
 using ArenaChunkId = StrongInt<struct ArenaChunkIdTag, uint32_t>;
 
 // All legal transitions:
-//   kFree     -> kGranted   Grant: its memory was made, for one tenant
+//   kFree     -> kMaking    BeginGrant: its memory is being made, for one tenant
+//   kMaking   -> kGranted   EndGrant
+//   kMaking   -> kFree      CancelGrant: there was no memory
 //   kGranted  -> kDraining  BeginRevoke: nothing more is put there
 //   kDraining -> kGranted   CancelRevoke
 //   kDraining -> kRetiring  no block is left, and the last session has unmapped it
 //   kRetiring -> kFree      Retired: its memory was given up
-enum class ArenaChunkState : uint8_t { kFree, kGranted, kDraining, kRetiring };
-inline constexpr int kArenaChunkStates = 4;
+enum class ArenaChunkState : uint8_t { kFree, kMaking, kGranted, kDraining, kRetiring };
+inline constexpr int kArenaChunkStates = 5;
 
 // Where a block lies.
 struct ArenaExtent {
@@ -86,7 +88,15 @@ class ArenaLedger {
   uint32_t Excess() const;
   uint32_t Excess(TenantId tenant) const;
 
+  // Chunks of the tenant that are granted and not being revoked.
+  uint32_t Staying(TenantId tenant) const;
+  // Whether no limit is reached.
+  bool CanGrant(TenantId tenant) const;
   // ResourceExhausted at a limit.
+  absl::StatusOr<ArenaChunkId> BeginGrant(TenantId tenant);
+  absl::Status EndGrant(ArenaChunkId chunk);
+  absl::Status CancelGrant(ArenaChunkId chunk);
+  // Of memory that is there at once.
   absl::StatusOr<ArenaChunkId> Grant(TenantId tenant);
   // Of the tenant's granted chunks one whose revocation costs least: fewest pinned, then fewest
   // used bytes. Nothing if it has none.
@@ -96,7 +106,8 @@ class ArenaLedger {
   // The blocks that lie there and are not dropped, for whoever moves or drops them. Requires
   // chunk < max_chunks, as does `state`.
   std::vector<BlockKey> BlocksIn(ArenaChunkId chunk) const;
-  // Draining chunks without a block, and who should unmap them.
+  std::vector<SessionId> MappedBy(ArenaChunkId chunk) const;
+  // Draining chunks without a block, and who should unmap them. In order, as is MappedBy.
   std::vector<std::pair<ArenaChunkId, SessionId>> UnmapsWanted() const;
   // Chunks whose memory should be given up.
   std::vector<ArenaChunkId> Retiring() const;
@@ -160,6 +171,22 @@ class ArenaLedger {
   // Of a whole tenant, as Drop.
   void DropAll(TenantId tenant);
 
+  struct Found {
+    const BlockIdentity* id = nullptr;  // until the next call that changes something
+    ArenaExtent extent;
+    uint64_t checksum = 0;
+    bool ready = false;
+    bool dropped = false;
+    SessionId writer;  // while not ready
+    uint32_t pins = 0;
+  };
+  // The block of that key that is known, ready or not.
+  std::optional<Found> Find(TenantId tenant, const BlockKey& key) const;
+  // The block that begins there, known or dropped.
+  std::optional<Found> At(const ArenaExtent& extent) const;
+  // Keys of what the session is writing, in order. Empty if there is no such session.
+  std::vector<BlockKey> WrittenBy(SessionId session) const;
+
   // Whether Reserve would find room for one more block.
   bool Fits(TenantId tenant, Bytes length) const;
 
@@ -177,6 +204,8 @@ class ArenaLedger {
   Bytes chunk_bytes() const { return options_.chunk_bytes; }
   uint32_t Count(ArenaChunkState state) const { return counts_[static_cast<size_t>(state)]; }
   ArenaChunkState state(ArenaChunkId chunk) const { return chunks_[chunk.value()].state; }
+  // Whose it is. Of one that is not free.
+  TenantId tenant(ArenaChunkId chunk) const { return chunks_[chunk.value()].tenant; }
 
   // Recounts everything: extents and free room tile each chunk, sums, pins and lists agree. O(n).
   absl::Status CheckConsistency() const;
@@ -227,7 +256,9 @@ class ArenaLedger {
   absl::StatusOr<Session*> FindSession(SessionId session);
   // The block of that key that this session writes.
   absl::StatusOr<Block*> FindWritten(const Session& session, const BlockKey& key);
+  static Found View(const Block& block);
   void SetState(ArenaChunkId chunk, ArenaChunkState state);
+  void FreeChunk(ArenaChunkId chunk);
   void AddRoom(Tenant& tenant, ArenaChunkId chunk);
   void RemoveRoom(Tenant& tenant, ArenaChunkId chunk);
   std::optional<ArenaExtent> Allocate(Tenant& tenant, Bytes length);

@@ -8,10 +8,10 @@ absl::Status ArenaLedger::CheckTiling(ArenaChunkId id) const {
   const auto wrong = [&](absl::string_view what) {
     return absl::InternalError(absl::StrCat("chunk ", id.ToString(), ": ", what));
   };
-  if (chunk.state == ArenaChunkState::kFree) {
+  if (chunk.state == ArenaChunkState::kFree || chunk.state == ArenaChunkState::kMaking) {
     return chunk.blocks.empty() && chunk.room.empty() && chunk.mapped.empty()
                ? absl::OkStatus()
-               : wrong("it is free, but not empty");
+               : wrong("it has no memory, but is not empty");
   }
   auto block = chunk.blocks.begin();
   auto room = chunk.room.begin();

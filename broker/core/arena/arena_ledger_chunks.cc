@@ -12,6 +12,8 @@ absl::string_view StateName(ArenaChunkState state) {
   switch (state) {
     case ArenaChunkState::kFree:
       return "free";
+    case ArenaChunkState::kMaking:
+      return "being made";
     case ArenaChunkState::kGranted:
       return "granted";
     case ArenaChunkState::kDraining:
@@ -51,17 +53,27 @@ uint32_t ArenaLedger::Excess() const {
   return staying > limit_ ? staying - limit_ : 0;
 }
 
+uint32_t ArenaLedger::Staying(TenantId tenant) const {
+  return static_cast<uint32_t>(
+      std::count_if(chunks_.begin(), chunks_.end(), [&](const Chunk& chunk) {
+        return chunk.state == ArenaChunkState::kGranted && chunk.tenant == tenant;
+      }));
+}
+
 uint32_t ArenaLedger::Excess(TenantId tenant) const {
   const auto found = tenants_.find(tenant);
   if (found == tenants_.end()) return 0;
-  uint32_t staying = 0;
-  for (const Chunk& chunk : chunks_) {
-    if (chunk.state == ArenaChunkState::kGranted && chunk.tenant == tenant) ++staying;
-  }
+  const uint32_t staying = Staying(tenant);
   return staying > found->second.limit ? staying - found->second.limit : 0;
 }
 
-absl::StatusOr<ArenaChunkId> ArenaLedger::Grant(TenantId tenant) {
+bool ArenaLedger::CanGrant(TenantId tenant) const {
+  const auto found = tenants_.find(tenant);
+  return (found == tenants_.end() || found->second.chunks < found->second.limit) &&
+         !free_chunks_.empty() && options_.max_chunks - Count(ArenaChunkState::kFree) < limit_;
+}
+
+absl::StatusOr<ArenaChunkId> ArenaLedger::BeginGrant(TenantId tenant) {
   Tenant& t = tenants_[tenant];
   if (t.chunks >= t.limit) {
     return absl::ResourceExhaustedError(
@@ -73,13 +85,44 @@ absl::StatusOr<ArenaChunkId> ArenaLedger::Grant(TenantId tenant) {
   }
   const ArenaChunkId id = free_chunks_.back();
   free_chunks_.pop_back();
-  Chunk& chunk = chunks_[id.value()];
-  chunk.tenant = tenant;
-  chunk.room = {{0, options_.chunk_bytes.count()}};
-  SetState(id, ArenaChunkState::kGranted);
+  chunks_[id.value()].tenant = tenant;
+  SetState(id, ArenaChunkState::kMaking);
   ++t.chunks;
-  AddRoom(t, id);
   return id;
+}
+
+absl::Status ArenaLedger::EndGrant(ArenaChunkId chunk) {
+  if (absl::Status status = CheckChunk(chunk, ArenaChunkState::kMaking); !status.ok()) {
+    return status;
+  }
+  Chunk& c = chunks_[chunk.value()];
+  c.room = {{0, options_.chunk_bytes.count()}};
+  SetState(chunk, ArenaChunkState::kGranted);
+  AddRoom(tenants_[c.tenant], chunk);
+  return absl::OkStatus();
+}
+
+absl::Status ArenaLedger::CancelGrant(ArenaChunkId chunk) {
+  if (absl::Status status = CheckChunk(chunk, ArenaChunkState::kMaking); !status.ok()) {
+    return status;
+  }
+  FreeChunk(chunk);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<ArenaChunkId> ArenaLedger::Grant(TenantId tenant) {
+  absl::StatusOr<ArenaChunkId> chunk = BeginGrant(tenant);
+  if (!chunk.ok()) return chunk;
+  if (absl::Status status = EndGrant(*chunk); !status.ok()) return status;
+  return chunk;
+}
+
+void ArenaLedger::FreeChunk(ArenaChunkId chunk) {
+  Chunk& c = chunks_[chunk.value()];
+  c.room.clear();
+  --tenants_[c.tenant].chunks;
+  SetState(chunk, ArenaChunkState::kFree);
+  free_chunks_.push_back(chunk);
 }
 
 void ArenaLedger::AddRoom(Tenant& tenant, ArenaChunkId chunk) {
@@ -144,12 +187,20 @@ std::vector<BlockKey> ArenaLedger::BlocksIn(ArenaChunkId chunk) const {
   return keys;
 }
 
+std::vector<SessionId> ArenaLedger::MappedBy(ArenaChunkId chunk) const {
+  const auto& mapped = chunks_[chunk.value()].mapped;
+  std::vector<SessionId> sessions(mapped.begin(), mapped.end());
+  std::sort(sessions.begin(), sessions.end());
+  return sessions;
+}
+
 std::vector<std::pair<ArenaChunkId, SessionId>> ArenaLedger::UnmapsWanted() const {
   std::vector<std::pair<ArenaChunkId, SessionId>> wanted;
   for (uint32_t i = 0; i < chunks_.size(); ++i) {
     const Chunk& chunk = chunks_[i];
     if (chunk.state != ArenaChunkState::kDraining || !chunk.blocks.empty()) continue;
-    for (SessionId session : chunk.mapped) wanted.emplace_back(ArenaChunkId(i), session);
+    for (SessionId session : MappedBy(ArenaChunkId(i)))
+      wanted.emplace_back(ArenaChunkId(i), session);
   }
   return wanted;
 }
@@ -166,11 +217,7 @@ absl::Status ArenaLedger::Retired(ArenaChunkId chunk) {
   if (absl::Status status = CheckChunk(chunk, ArenaChunkState::kRetiring); !status.ok()) {
     return status;
   }
-  Chunk& c = chunks_[chunk.value()];
-  c.room.clear();
-  --tenants_[c.tenant].chunks;
-  SetState(chunk, ArenaChunkState::kFree);
-  free_chunks_.push_back(chunk);
+  FreeChunk(chunk);
   return absl::OkStatus();
 }
 

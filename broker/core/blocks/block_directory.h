@@ -120,7 +120,7 @@ struct DirectoryOptions {
   // What is not reported by then is late; the server gives up, and reports that.
   absl::Duration transfer_deadline = absl::Seconds(10);
   absl::Duration longest_wait = absl::Seconds(60);
-  size_t max_waits = 1024;      // of a session
+  size_t max_waits = 64;        // of a session
   size_t max_requests = 65536;  // running, of a session
   // From the revocation of a chunk until the session that does not give it back is overdue.
   absl::Duration unmap_deadline = absl::Seconds(10);

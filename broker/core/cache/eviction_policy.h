@@ -114,6 +114,12 @@ struct RequestEnd {
   bool last_turn = false;
 };
 
+// What is expected of a block.
+struct Outlook {
+  double reuse = 0;            // P(it is used again)
+  double hits_per_second = 0;  // for each second that it is held, over the best horizon
+};
+
 class EvictionPolicy {
  public:
   virtual ~EvictionPolicy() = default;
@@ -142,6 +148,13 @@ class EvictionPolicy {
   // would have to go. May tidy up, but whoever asks again at once gets the same answer.
   virtual std::optional<BlockHandle> ChooseVictim(absl::Time now, BlockHandle block,
                                                   bool may_refuse) = 0;
+
+  // Of a known block, cached or not. None: this policy does not tell.
+  virtual std::optional<Outlook> OutlookOf(absl::Time now, BlockHandle block) {
+    static_cast<void>(now);
+    static_cast<void>(block);
+    return std::nullopt;
+  }
 
   // `block` was evictable and is not cached any more; still known.
   virtual void OnEvict(BlockHandle block) = 0;

@@ -62,4 +62,14 @@ std::array<float, kAgeBins> HitDensity(const Hazards& hazards) {
   return worth;
 }
 
+std::array<float, kAgeBins> ReuseAtAll(const Hazards& hazards) {
+  std::array<float, kAgeBins> reuse;
+  float survival = 1;
+  for (size_t bin = kAgeBins; bin-- > 0;) {
+    survival *= 1 - hazards[bin];
+    reuse[bin] = 1 - survival;
+  }
+  return reuse;
+}
+
 }  // namespace palimpsest::reuse

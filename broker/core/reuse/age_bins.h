@@ -31,6 +31,11 @@ double AgeBinWidth(size_t bin);
 // Maximizing Hit Density", NSDI 2018.
 std::array<float, kAgeBins> HitDensity(const Hazards& hazards);
 
+// P(reuse before the last bin ends | idle until each bin began):
+//
+//   reuse(a) = 1 - prod_{k>=a} (1 - hazard_k)
+std::array<float, kAgeBins> ReuseAtAll(const Hazards& hazards);
+
 }  // namespace palimpsest::reuse
 
 #endif  // PALIMPSEST_BROKER_CORE_REUSE_AGE_BINS_H_

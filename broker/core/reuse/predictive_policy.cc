@@ -407,8 +407,10 @@ void PredictivePolicy::EnsureWorth(ClassId id) {
 }
 
 void PredictivePolicy::ComputeWorth(ClassId id) {
-  queue_.SetWorth(id, HitDensity(model_.HazardsOf(id)));
-  computed_[id.value()] = {.serial = model_.SerialOf(id), .votes = votes_};
+  const Hazards hazards = model_.HazardsOf(id);
+  queue_.SetWorth(id, HitDensity(hazards));
+  computed_[id.value()] = {
+      .serial = model_.SerialOf(id), .votes = votes_, .reuse = ReuseAtAll(hazards)};
 }
 
 void PredictivePolicy::RefreshSome(size_t count) {
@@ -425,6 +427,16 @@ float PredictivePolicy::WorthOf(cache::BlockHandle block) {
   const ClassId reuse_class = ClassOf(segment, state.index);
   EnsureWorth(reuse_class);
   return queue_.WorthOf(reuse_class, segment.bin);
+}
+
+std::optional<cache::Outlook> PredictivePolicy::OutlookOf(absl::Time now,
+                                                          cache::BlockHandle block) {
+  Advance(now);
+  const double worth = WorthOf(block);
+  const Segment& segment = segments_.At(At(block).segment);
+  const ClassId id = ClassOf(segment, At(block).index);
+  return cache::Outlook{.reuse = computed_[id.value()].reuse[segment.bin],
+                        .hits_per_second = worth};
 }
 
 bool PredictivePolicy::IsEvictable(cache::BlockHandle block) const {

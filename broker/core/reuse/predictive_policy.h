@@ -58,6 +58,7 @@ class PredictivePolicy : public cache::EvictionPolicy {
   void OnPinned(cache::BlockHandle block) override;
   std::optional<cache::BlockHandle> ChooseVictim(absl::Time now, cache::BlockHandle block,
                                                  bool may_refuse) override;
+  std::optional<cache::Outlook> OutlookOf(absl::Time now, cache::BlockHandle block) override;
   void OnEvict(cache::BlockHandle block) override;
   void OnRequestEnd(const cache::RequestEnd& end) override;
   void OnForget(cache::BlockHandle block) override;
@@ -138,8 +139,9 @@ class PredictivePolicy : public cache::EvictionPolicy {
   struct Computed {
     uint64_t serial = 0;
     uint64_t votes = 0;
+    std::array<float, kAgeBins> reuse{};  // ReuseAtAll
   };
-  std::vector<Computed> computed_;  // by class: when its worth was
+  std::vector<Computed> computed_;  // by class: when its worth was, and what with it
 };
 
 }  // namespace palimpsest::reuse

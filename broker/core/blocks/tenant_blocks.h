@@ -1,0 +1,168 @@
+// One tenant's blocks: which lie where, how they are ranked in each tier, what is counted of them.
+// Each method is one fact about one block; it changes state, rankings, counters and events
+// together. What to do about it is decided elsewhere (block_directory_impl.h).
+//
+// Threads: none. Broken requirements abort.
+#ifndef PALIMPSEST_BROKER_CORE_BLOCKS_TENANT_BLOCKS_H_
+#define PALIMPSEST_BROKER_CORE_BLOCKS_TENANT_BLOCKS_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "absl/container/inlined_vector.h"
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+#include "broker/core/blocks/block_actions.h"
+#include "broker/core/blocks/block_directory.h"
+#include "broker/core/blocks/block_events.h"
+#include "broker/core/blocks/block_tree.h"
+#include "broker/core/blocks/placement.h"
+#include "broker/core/blocks/tier_counters.h"
+#include "broker/core/blocks/tier_rank.h"
+#include "broker/core/cache/block_list.h"
+
+namespace palimpsest::blocks {
+
+// All legal transitions:
+//   kNo      -> kWriting  a session has reserved it, the directory's own for a promotion
+//   kWriting -> kRanked   committed
+//   kWriting -> kNo       aborted
+//   kRanked  -> kLeaving  chosen to go, and a lower tier is given a copy
+//   kRanked  -> kSpare    chosen to go: its room is used when it is needed
+//   kLeaving -> kSpare    the copy ended
+//   kLeaving, kSpare -> kRanked  a request came back for it
+//   kRanked, kLeaving, kSpare -> kNo  dropped
+enum class InArena : uint8_t { kNo, kWriting, kRanked, kLeaving, kSpare };
+
+// In a lower tier.
+struct Copy {
+  TierIndex tier;
+  Bytes length;
+  uint64_t checksum = 0;
+  absl::Time expiry;
+  bool leaving = false;  // not ranked: its removal was asked for, or waits for a copy further down
+};
+
+struct PlacedBlock {
+  InArena arena = InArena::kNo;
+  bool doomed = false;        // purged while it was written: must not be served
+  uint8_t promoted_from = 0;  // the tier, until it is used
+  bool load_queued = false;
+  Bytes length;       // in the arena
+  TransferId load{};  // under way, 0: none
+  TransferId store{};
+  absl::Time leaving_since = absl::InfinitePast();
+  cache::Outlook at_least;  // what blocks that hang on it and were kept were expected to do
+  // Of `copies`.
+  std::unique_ptr<BlockIdentity> id;
+  absl::InlinedVector<Copy, 1> copies;
+
+  Copy* CopyIn(TierIndex tier);
+  // In the arena, for whoever acquires it.
+  bool ready() const { return arena != InArena::kNo && arena != InArena::kWriting; }
+  // Not leaving.
+  bool HasCopy() const;
+};
+
+struct TierAccount {
+  TierCounters counters;  // but used, capacity and price
+  Bytes budget;
+  Bytes unit;
+  Bytes copies;   // lower tiers: of all copies
+  Bytes leaving;  // of them
+  Bytes writing;  // stores under way
+  TierPrice price;
+
+  Bytes Rounded(Bytes length) const { return RoundUp(length, unit); }
+  // What is left of it when those that leave have left.
+  Bytes Staying() const { return copies - leaving + writing; }
+  Bytes Used() const { return copies + writing; }
+  void Refuse(Refusal why) { ++counters.refusals[static_cast<size_t>(why)]; }
+};
+
+class TenantBlocks {
+ public:
+  TenantBlocks(const BlockTenant& tenant, const DirectoryOptions& options, BlockEvents& events);
+
+  TenantId id() const { return tenant_.id; }
+  const std::string& name() const { return tenant_.name; }
+  const BlockTree& tree() const { return tree_; }
+  BlockTree& tree() { return tree_; }
+  size_t tiers() const { return ranks_.size(); }
+  TierRank& rank(TierIndex tier) { return *ranks_[tier.value()]; }
+  TierAccount& account(TierIndex tier) { return accounts_[tier.value()]; }
+  const TierAccount& account(TierIndex tier) const { return accounts_[tier.value()]; }
+  PlacedBlock& At(BlockHandle block);
+  void set_recompute(const RecomputeCost& cost) { tenant_.recompute = cost; }
+
+  // Requests, for the policies.
+
+  // The handles of a whole path, known or new. `known`: leading ones that were known. Shorter than
+  // `ids` if a key means a block behind another one.
+  std::vector<BlockHandle> Name(absl::Span<const BlockIdentity> ids, size_t& known);
+  // Only as far as they are known.
+  std::vector<BlockHandle> Find(absl::Span<const BlockIdentity> ids) const;
+  cache::RequestId Begin(const AcquireRequest& request, absl::Span<const BlockHandle> path,
+                         size_t known, absl::Time now);
+  // A new block, which hangs on what the running request has named so far.
+  void Extend(cache::RequestId request, BlockHandle block);
+  void End(cache::RequestId request, const RequestEnding& ending, absl::Time now);
+  // New blocks, each the parent of the next one, of no request that is known.
+  void NameStrangers(absl::Span<const BlockHandle> path, absl::Time now);
+  void ForgetOldest();
+
+  cache::Outlook OutlookOf(BlockHandle block, absl::Time now);
+  // What it is worth in a tier as long as nothing but recomputing could replace it.
+  double RateOf(BlockHandle block, Bytes length, const TransferCost& load, absl::Duration move,
+                absl::Time now);
+
+  // The arena.
+
+  void Reserved(BlockHandle block, Bytes length);
+  void Unreserved(BlockHandle block);
+  // From a lower tier, if it was promoted.
+  void Committed(BlockHandle block, TierIndex from);
+  // kRanked, and chosen to go.
+  void Leave(BlockHandle block, InArena to, absl::Time now);
+  void Spare(BlockHandle block);
+  // An Acquire pins it. Which tier it is a hit of.
+  TierIndex Pinned(BlockHandle block);
+  void Unpinned(BlockHandle block) { rank(kArenaTier).Unpin(block); }
+  void Dropped(BlockHandle block);
+  BlockHandle oldest_spare() const { return spare_.oldest(); }
+  Bytes spare_bytes() const { return spare_bytes_; }
+  Bytes leaving_bytes() const { return leaving_bytes_; }
+
+  // Lower tiers.
+
+  void Stored(BlockHandle block, TierIndex tier, const BlockRecord& record);
+  void LeaveTier(BlockHandle block, TierIndex tier);
+  void Removed(BlockHandle block, TierIndex tier);
+
+  // Rankings against residency, sums. O(known blocks).
+  absl::Status CheckConsistency() const;
+
+ private:
+  cache::Outlook Guess() const;
+  void Count(BlockEvent::Kind kind, TierIndex tier, BlockHandle block);
+
+  BlockTenant tenant_;
+  BlockEvents& events_;
+  BlockTree tree_;
+  std::vector<std::unique_ptr<TierRank>> ranks_;  // by tier
+  std::vector<TierAccount> accounts_;
+  std::deque<PlacedBlock> blocks_;  // by handle; references last
+  cache::BlockList spare_;          // in the order in which they were chosen
+  Bytes spare_bytes_;
+  Bytes leaving_bytes_;
+  uint64_t last_request_ = 0;
+};
+
+}  // namespace palimpsest::blocks
+
+#endif  // PALIMPSEST_BROKER_CORE_BLOCKS_TENANT_BLOCKS_H_
