@@ -100,6 +100,7 @@ ReplayResult Replay(const Trace& trace, const ReplayPolicy& policy, const Replay
                            .may_refuse = true,
                            .store_at_end = policy.at_end},
                           policy.make(capacity, trace));
+  const std::vector<ClientHint> hints = HintsFromTheFuture(trace, options.hints);
   std::vector<BlockKey> path;
   const std::vector<TraceRequest>& requests = trace.requests();
   for (size_t i = 0; i < requests.size(); ++i) {
@@ -116,11 +117,16 @@ ReplayResult Replay(const Trace& trace, const ReplayPolicy& policy, const Replay
     const cache::BlockCache::Outcome end = cache.End({.id = id,
                                                       .time = now,
                                                       .how = requests[i].ending,
-                                                      .output_tokens = requests[i].output_tokens});
+                                                      .output_tokens = requests[i].output_tokens,
+                                                      .expected_idle = hints[i].expected_idle,
+                                                      .last_turn = hints[i].last_turn});
     Add(requests[i], path.size(), outcome.cached, trace.block_tokens(),
         result.halves[i * 2 < requests.size() ? 0 : 1]);
     result.stored_blocks += static_cast<int64_t>(outcome.stored + end.stored);
     result.evicted_blocks += static_cast<int64_t>(outcome.evicted + end.evicted);
+  }
+  if (const auto* predictive = dynamic_cast<const reuse::PredictivePolicy*>(&cache.policy())) {
+    result.calibration = predictive->calibration();
   }
   for (const ReplayCounts& half : result.halves) {
     result.all.blocks += half.blocks;

@@ -16,6 +16,8 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "broker/core/cache/block_cache.h"
+#include "broker/core/reuse/calibration.h"
+#include "tools/replay/client_hints.h"
 #include "tools/replay/trace.h"
 
 namespace palimpsest::replay {
@@ -45,6 +47,7 @@ struct ReplayOptions {
   // (cache::BlockCacheOptions).
   size_t history = size_t{1} << 16;
   cache::Discipline discipline = cache::Discipline::kPlain;
+  Hints hints = Hints::kNone;
 };
 
 // Counts of a range of requests.
@@ -67,6 +70,8 @@ struct ReplayResult {
   int64_t stored_blocks = 0;
   int64_t evicted_blocks = 0;
   cache::Discipline discipline = cache::Discipline::kPlain;
+  // Of policies that predict.
+  std::optional<reuse::Calibration> calibration;
 
   friend bool operator==(const ReplayResult&, const ReplayResult&) = default;
 };

@@ -13,12 +13,24 @@ BlockCache::BlockCache(const BlockCacheOptions& options, std::unique_ptr<Evictio
 }
 
 bool BlockCache::IsCached(BlockKey key) const {
+  const BlockHandle handle = HandleOf(key);
+  return handle != kNoBlock && blocks_[handle.value()].cached;
+}
+
+BlockHandle BlockCache::HandleOf(BlockKey key) const {
   const auto found = handles_.find(key);
-  return found != handles_.end() && blocks_[found->second.value()].cached;
+  return found == handles_.end() ? kNoBlock : found->second;
+}
+
+std::optional<BlockKey> BlockCache::ParentOf(BlockHandle block) const {
+  const BlockHandle parent = blocks_[block.value()].parent;
+  if (parent == kNoBlock) return std::nullopt;
+  return blocks_[parent.value()].key;
 }
 
 BlockCache::Outcome BlockCache::Begin(const RequestInfo& request, absl::Span<const BlockKey> path) {
   Outcome outcome;
+  victims_.clear();
   path_.clear();
   BlockHandle parent = kNoBlock;
   for (const BlockKey key : path) {
@@ -36,6 +48,7 @@ BlockCache::Outcome BlockCache::Begin(const RequestInfo& request, absl::Span<con
   for (size_t i = path_.size(); i > 0; --i) {
     if (!At(path_[i - 1]).cached) history_.Push(path_[i - 1]);
   }
+  for (size_t i = 0; i < outcome.cached; ++i) At(path_[i]).used = true;
   Running running;
   if (options_.discipline == Discipline::kPlain) {
     StoreEach(request, outcome);
@@ -66,6 +79,7 @@ BlockCache::Running BlockCache::StorePrefix(const RequestInfo& request, Outcome&
     running.tail = path_[outcome.cached - 1];
     Hold(running.tail);
   }
+  if (!options_.store_requests) return running;
   if (options_.store_at_end) {
     for (size_t i = outcome.cached; i < path_.size(); ++i) running.rest.push_back(At(path_[i]).key);
     running.announced = running.rest.size();
@@ -84,11 +98,12 @@ BlockCache::Outcome BlockCache::Extend(RequestId request, absl::Time now, BlockK
   const auto found = running_.find(request);
   assert(found != running_.end());
   Running& running = found->second;
+  victims_.clear();
   if (options_.store_at_end) {
     running.rest.push_back(key);
     return outcome;
   }
-  if (!running.whole) return outcome;
+  if (!running.whole || !options_.store_requests) return outcome;
   const auto known = handles_.find(key);
   const BlockHandle block = known == handles_.end() ? Allocate(key, running.tail) : known->second;
   if (At(block).cached) {  // another request has computed it meanwhile
@@ -109,9 +124,33 @@ BlockCache::Outcome BlockCache::End(const RequestEnd& end) {
   Running running = std::move(found->second);
   running_.erase(found);
   Outcome outcome;
+  victims_.clear();
   if (options_.store_at_end) NameRest(end.id, running);
   policy_->OnRequestEnd(end);
   if (options_.store_at_end) StoreRest(end.id, end.time, running, outcome);
+  if (running.tail != kNoBlock) Unhold(running.tail);
+  ForgetOldest();
+  return outcome;
+}
+
+BlockCache::Outcome BlockCache::Admit(absl::Time now, absl::Span<const BlockKey> path) {
+  assert(options_.discipline == Discipline::kLeavesFirst);
+  Outcome outcome;
+  victims_.clear();
+  Running running;
+  for (const BlockKey key : path) {
+    const BlockHandle block = HandleOf(key);
+    if (block == kNoBlock) break;
+    assert(At(block).parent == running.tail);
+    if (At(block).cached) {
+      ++outcome.cached;
+      MoveTail(running, block);
+    } else if (Store(RequestId(), now, block, outcome)) {
+      running.tail = block;
+    } else {
+      break;
+    }
+  }
   if (running.tail != kNoBlock) Unhold(running.tail);
   ForgetOldest();
   return outcome;
@@ -169,12 +208,12 @@ bool BlockCache::Store(RequestId request, absl::Time now, BlockHandle handle, Ou
     const std::optional<BlockHandle> victim =
         policy_->ChooseVictim(now, handle, options_.may_refuse);
     if (!victim.has_value()) return false;
-    Evict(*victim);
-    ++outcome.evicted;
+    Evict(*victim, outcome);
   }
   history_.Remove(handle);
   Block& block = At(handle);
   block.cached = true;
+  block.used = false;
   ++cached_;
   ++outcome.stored;
   policy_->OnInsert(request, handle, block.parent);
@@ -187,12 +226,15 @@ bool BlockCache::Store(RequestId request, absl::Time now, BlockHandle handle, Ou
   return true;
 }
 
-void BlockCache::Evict(BlockHandle handle) {
+void BlockCache::Evict(BlockHandle handle, Outcome& outcome) {
   Block& block = At(handle);
   assert(block.cached && block.holds == 0);
   policy_->OnEvict(handle);
   block.cached = false;
   --cached_;
+  ++outcome.evicted;
+  outcome.wasted += block.used ? 0 : 1;
+  victims_.push_back(block.key);
   history_.Push(handle);
   if (options_.discipline == Discipline::kLeavesFirst && block.parent != kNoBlock) {
     Unhold(block.parent);

@@ -16,6 +16,7 @@
 #include <cstdint>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
@@ -37,6 +38,9 @@ struct BlockCacheOptions {
   // Store what a request computed when it ends, not when it begins: a tier below gets blocks when
   // they are done with above, and can tell by then how the request ended. Only with kLeavesFirst.
   bool store_at_end = false;
+  // Whether requests' blocks are stored by themselves. No for a tier that is given what the tiers
+  // above evict (Admit): it hears of requests all the same, so that its policy knows the blocks.
+  bool store_requests = true;
 };
 
 class BlockCache {
@@ -48,6 +52,7 @@ class BlockCache {
     size_t known = 0;    // leading blocks that were known
     size_t stored = 0;   // others that are cached now
     size_t evicted = 0;  // victims
+    size_t wasted = 0;   // victims that no request has used since they were stored
   };
 
   // A request with a new id begins: finds its hit and stores the rest of its path as far as there
@@ -64,11 +69,25 @@ class BlockCache {
   // and those behind them, are not stored.
   Outcome End(const RequestEnd& end);
 
+  // Stores blocks although no request asks for it: what another tier evicts, or what is fetched
+  // ahead. `path` is the head of a path; stops at a block that is not known, or for which there is
+  // no room. Only with kLeavesFirst.
+  Outcome Admit(absl::Time now, absl::Span<const BlockKey> path);
+
+  // Victims of the last call, in the order in which they went. They are known still, unless the
+  // history is full.
+  absl::Span<const BlockKey> victims() const { return victims_; }
+  // kNoBlock: not known.
+  BlockHandle HandleOf(BlockKey key) const;
+  // Of a known block; none if it is the first of its paths.
+  std::optional<BlockKey> ParentOf(BlockHandle block) const;
+
   size_t capacity() const { return options_.capacity; }
   size_t cached() const { return cached_; }
   size_t known() const { return handles_.size(); }
   bool IsCached(BlockKey key) const;
   const EvictionPolicy& policy() const { return *policy_; }
+  EvictionPolicy& policy() { return *policy_; }
 
  private:
   struct Block {
@@ -77,6 +96,7 @@ class BlockCache {
     // Cached children, and running requests whose stored path ends here.
     uint32_t holds = 0;
     bool cached = false;
+    bool used = false;  // since it was stored
   };
   struct Running {
     BlockHandle tail = kNoBlock;  // last stored block of the path
@@ -97,7 +117,7 @@ class BlockCache {
   void MoveTail(Running& running, BlockHandle block);
   // Makes room and caches; false if the policy names no victim.
   bool Store(RequestId request, absl::Time now, BlockHandle handle, Outcome& outcome);
-  void Evict(BlockHandle handle);
+  void Evict(BlockHandle handle, Outcome& outcome);
   void Hold(BlockHandle handle);
   void Unhold(BlockHandle handle);
   void ForgetOldest();
@@ -109,6 +129,7 @@ class BlockCache {
   absl::flat_hash_map<BlockKey, BlockHandle> handles_;
   absl::flat_hash_map<RequestId, Running> running_;
   std::vector<BlockHandle> path_;  // of the request in Begin
+  std::vector<BlockKey> victims_;
   size_t cached_ = 0;
   // Known blocks that are not cached. A block's known children are all older than it, so the oldest
   // has none and may be forgotten (kLeavesFirst).

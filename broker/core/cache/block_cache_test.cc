@@ -99,6 +99,54 @@ TEST_F(StoreAtEndTest, WhatWasForgottenMeanwhileIsNotStoredNorWhatFollowsIt) {
   EXPECT_EQ(cached_, 1);
 }
 
+// A tier that is given what another one evicts.
+class AdmitTest : public testing::Test {
+ protected:
+  void Run(const std::string& letters) {
+    const RequestId id(++requests_);
+    cache_.Begin({.id = id}, Path(letters));
+    cache_.End({.id = id});
+  }
+  std::string Victims() const {
+    std::string victims;
+    for (const BlockKey key : cache_.victims()) victims += static_cast<char>(key.low);
+    return victims;
+  }
+
+  BlockCache cache_{{.capacity = 4, .history = 6, .store_requests = false},
+                    std::make_unique<LruPolicy>()};
+  uint64_t requests_ = 0;
+};
+
+TEST_F(AdmitTest, RequestsAloneStoreNothing) {
+  Run("abc");
+  EXPECT_EQ(cache_.cached(), 0);
+  EXPECT_NE(cache_.HandleOf(Path("c")[0]), kNoBlock);
+  EXPECT_EQ(cache_.ParentOf(cache_.HandleOf(Path("c")[0])), Path("b")[0]);
+  EXPECT_EQ(cache_.ParentOf(cache_.HandleOf(Path("a")[0])), std::nullopt);
+}
+
+TEST_F(AdmitTest, KnownBlocksAreStoredInPlaceOfOthers) {
+  Run("abc");
+  Run("xyz");
+  EXPECT_EQ(cache_.Admit(absl::InfinitePast(), Path("abc")).stored, 3);
+  Run("ab");
+  const BlockCache::Outcome outcome = cache_.Admit(absl::InfinitePast(), Path("xyz"));
+  EXPECT_EQ(outcome.stored, 3);
+  EXPECT_EQ(outcome.evicted, 2);
+  EXPECT_EQ(outcome.wasted, 1) << "b was used";
+  EXPECT_EQ(Victims(), "cb");
+  EXPECT_EQ(cache_.Admit(absl::InfinitePast(), Path("xyz")).stored, 0);
+  EXPECT_EQ(Victims(), "");
+}
+
+TEST_F(AdmitTest, NothingIsStoredBehindWhatIsNotKnown) {
+  Run("abc");
+  Run("uvwxyz");
+  EXPECT_EQ(cache_.Admit(absl::InfinitePast(), Path("abc")).stored, 0) << "forgotten";
+  EXPECT_EQ(cache_.Admit(absl::InfinitePast(), Path("uvwxyz")).stored, 4) << "as there is room";
+}
+
 TEST_F(BlockCacheTest, HitIsTheLongestCachedPrefix) {
   EXPECT_EQ(Run("abc").cached, 0);
   EXPECT_EQ(outcome_.stored, 3);

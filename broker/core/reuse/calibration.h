@@ -33,6 +33,8 @@ class Calibration {
   double BrierOfMean() const;
   const std::array<Bin, kBinEnds.size()>& bins() const { return bins_; }
 
+  friend bool operator==(const Calibration&, const Calibration&) = default;
+
  private:
   std::array<Bin, kBinEnds.size()> bins_{};
   int64_t votes_ = 0;

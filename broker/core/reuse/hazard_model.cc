@@ -101,12 +101,9 @@ float HazardModel::Observe(ClassId id, size_t bin, float share) {
   float table = RootOf(entry)[bin];
   if (!options_.features) return table;
   for (size_t level = 0; level < entry.levels; ++level) {
-    Node& node = nodes_[entry.nodes[level]];
-    Evidence evidence{node.reused[bin], node.survived[bin]};
+    Evidence& evidence = nodes_[entry.nodes[level]][bin];
     table = evidence.Mean(table, kShrinkage);
     evidence.Add(share, kMemory);
-    node.reused[bin] = evidence.reused;
-    node.survived[bin] = evidence.survived;
   }
   const float predicted = Sigmoid(Logit(entry, bin));
   Learn(entry, bin, predicted - share);
@@ -131,8 +128,7 @@ Hazards HazardModel::HazardsOf(ClassId id) const {
   for (size_t level = 0; level < entry.levels; ++level) {
     const Node& node = nodes_[entry.nodes[level]];
     for (size_t bin = 0; bin < kAgeBins; ++bin) {
-      hazards[bin] = (node.reused[bin] + kShrinkage * hazards[bin]) /
-                     (node.reused[bin] + node.survived[bin] + kShrinkage);
+      hazards[bin] = node[bin].Mean(hazards[bin], kShrinkage);
     }
   }
   PerBin logits = bias_.values;

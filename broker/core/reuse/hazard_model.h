@@ -87,9 +87,7 @@ class HazardModel {
     std::array<uint32_t, kLevels> nodes{};
   };
   using PerBin = std::array<float, kAgeBins>;
-  struct Node {  // Evidence of each bin
-    PerBin reused{}, survived{};
-  };
+  using Node = std::array<Evidence, kAgeBins>;
   struct Weights {
     PerBin values{}, squares{};  // squares: sums of squared gradients
   };

@@ -23,7 +23,10 @@ auto FindRun(auto& runs, uint32_t index) {
 
 }  // namespace
 
-PredictivePolicy::PredictivePolicy(const HazardModelOptions& options) : model_(options) {}
+PredictivePolicy::PredictivePolicy(const HazardModelOptions& options, size_t most_watched)
+    : most_watched_(most_watched), model_(options) {
+  assert(most_watched > 0);
+}
 
 PredictivePolicy::Block& PredictivePolicy::At(cache::BlockHandle handle) {
   if (handle.value() >= blocks_.size()) blocks_.resize(handle.value() + size_t{1});
@@ -56,7 +59,7 @@ void PredictivePolicy::OnRequest(const cache::RequestInfo& request, const cache:
     MarkLeftBehind(touched);
     FreeIfEmpty(touched);
   }
-  RefreshSome(kRefresh + access.path.size() / kBlocksPerRefresh);
+  RefreshSome();
 }
 
 PredictivePolicy::Arrival PredictivePolicy::Classify(const cache::RequestInfo& request,
@@ -263,9 +266,18 @@ void PredictivePolicy::Finish(SegmentId id, const cache::RequestEnd& end) {
   segment.ending = end.how;
   segment.running = false;
   segment.since = end.time;
+  segment.watched = DrawsWatch();
   segments_.Push(id, 0);
   if (segment.leaf != cache::kNoBlock) Enqueue(id);
   FreeIfEmpty(id);
+}
+
+bool PredictivePolicy::DrawsWatch() {
+  const uint64_t one_in = 1 + segments_.size() / most_watched_;
+  // Evenly spread numbers that have nothing to do with the order of requests (Knuth, "The Art of
+  // Computer Programming" 3, 6.4: Fibonacci hashing).
+  constexpr uint64_t kGolden = 0x9e3779b97f4a7c15;
+  return (++finished_ * kGolden >> 32) % one_in == 0;
 }
 
 void PredictivePolicy::OnEvictable(cache::BlockHandle block) {
@@ -322,7 +334,7 @@ void PredictivePolicy::Advance(absl::Time now) {
 
 void PredictivePolicy::CloseBin(SegmentId id) {
   Segment& segment = segments_.At(id);
-  Vote(segment);
+  if (segment.watched) Vote(segment);
   if (segment.blocks == 0) {
     --pending_;
     Free(id);
@@ -371,8 +383,8 @@ void PredictivePolicy::Vote(Segment& segment) {
 void PredictivePolicy::FreeIfEmpty(SegmentId id) {
   Segment& segment = segments_.At(id);
   if (segment.blocks > 0 || segment.running) return;
-  const bool votes = std::any_of(segment.runs.begin(), segment.runs.end(),
-                                 [](const Run& run) { return run.taken > 0; });
+  const bool votes = segment.watched && std::any_of(segment.runs.begin(), segment.runs.end(),
+                                                    [](const Run& run) { return run.taken > 0; });
   if (votes && segment.bin < kLastAgeBin && pending_ < kMostPending) {
     ++pending_;
     return;
@@ -413,9 +425,11 @@ void PredictivePolicy::ComputeWorth(ClassId id) {
       .serial = model_.SerialOf(id), .votes = votes_, .reuse = ReuseAtAll(hazards)};
 }
 
-void PredictivePolicy::RefreshSome(size_t count) {
+void PredictivePolicy::RefreshSome() {
   const std::vector<ClassId>& live = queue_.live();
-  for (size_t i = std::min(count, live.size()); i > 0; --i) {
+  const size_t due = (votes_ - refreshed_) / kVotesPerRefresh;
+  refreshed_ += due * kVotesPerRefresh;
+  for (size_t i = std::min(due, live.size()); i > 0; --i) {
     ComputeWorth(live[next_refresh_++ % live.size()]);
   }
 }

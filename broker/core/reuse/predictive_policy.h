@@ -11,11 +11,14 @@
 // A segment's age counts from the end of its request. While the request runs its blocks count as
 // just used, and as of an ending not known.
 //
+// With more than `most_watched` segments only a part of them, drawn by lot, votes: what there is to
+// learn does not grow with the cache, but its cost would.
+//
 // Memory: O(known blocks), HazardModel's bound, and at most kMostPending segments that nothing is
 // left of but a vote.
 //
-// Complexity: O(1) amortised a block, O(features x runs) an age bin of a segment, and a bounded
-// number of classes whose worth is computed anew for each request. Threads: none.
+// Complexity: O(1) amortised a block, O(features x runs) an age bin of a segment that is watched,
+// and a class whose worth is computed anew for every few votes. Threads: none.
 #ifndef PALIMPSEST_BROKER_CORE_REUSE_PREDICTIVE_POLICY_H_
 #define PALIMPSEST_BROKER_CORE_REUSE_PREDICTIVE_POLICY_H_
 
@@ -38,16 +41,17 @@ namespace palimpsest::reuse {
 class PredictivePolicy : public cache::EvictionPolicy {
  public:
   static constexpr size_t kMostPending = size_t{1} << 16;
+  static constexpr size_t kMostWatched = size_t{1} << 13;  // segments, nearly
   // A path that goes on from an earlier one may lack this many of its last blocks: the one that was
   // cut in the middle, and the answer's end, which templates rewrite.
   static constexpr uint32_t kContinuationSlack = 2;
-  // Classes refreshed for a request: kRefresh, and one more for each kBlocksPerRefresh blocks.
-  static constexpr size_t kRefresh = 8;
-  static constexpr size_t kBlocksPerRefresh = 4;
+  // After so many votes what one more class is worth is computed anew, one class after another.
+  static constexpr uint64_t kVotesPerRefresh = 8;
   // After so many votes what a class is worth is old.
   static constexpr uint64_t kStaleVotes = 4096;
 
-  explicit PredictivePolicy(const HazardModelOptions& options = {});
+  explicit PredictivePolicy(const HazardModelOptions& options = {},
+                            size_t most_watched = kMostWatched);
 
   absl::string_view name() const override { return "predictive"; }
   void OnRequest(const cache::RequestInfo& request, const cache::Access& access) override;
@@ -108,6 +112,7 @@ class PredictivePolicy : public cache::EvictionPolicy {
   void Cut(Segment& segment);
   void DropRuns(Segment& segment);
   void Finish(SegmentId id, const cache::RequestEnd& end);
+  bool DrawsWatch();
 
   void Advance(absl::Time now);
   void CloseBin(SegmentId id);
@@ -122,8 +127,9 @@ class PredictivePolicy : public cache::EvictionPolicy {
   // Computes what the class is worth if that is not known, or old.
   void EnsureWorth(ClassId id);
   void ComputeWorth(ClassId id);
-  void RefreshSome(size_t count);
+  void RefreshSome();
 
+  const size_t most_watched_;
   HazardModel model_;
   Calibration calibration_;
   SegmentPool segments_;
@@ -135,6 +141,8 @@ class PredictivePolicy : public cache::EvictionPolicy {
   absl::Time advanced_ = absl::InfinitePast();
   size_t pending_ = 0;  // segments without blocks
   uint64_t votes_ = 0;
+  uint64_t refreshed_ = 0;  // votes that RefreshSome has answered
+  uint64_t finished_ = 0;   // segments so far
   size_t next_refresh_ = 0;
   struct Computed {
     uint64_t serial = 0;

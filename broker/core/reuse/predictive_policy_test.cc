@@ -68,6 +68,7 @@ class Audited : public cache::EvictionPolicy {
     if (victim.has_value()) {
       EXPECT_TRUE(evictable_.contains(*victim));
       EXPECT_EQ(policy_.WorthOf(*victim), least);
+      EXPECT_EQ(policy_.OutlookOf(now, *victim)->hits_per_second, least);
       ++audits_;
     } else if (!evictable_.empty()) {
       EXPECT_TRUE(may_refuse);
@@ -210,10 +211,10 @@ TEST(PredictivePolicy, WorksOnBlocksAlone) {
 
 class LearningTest : public testing::Test {
  protected:
-  explicit LearningTest(size_t capacity = 100) {
-    auto policy = std::make_unique<PredictivePolicy>();
+  explicit LearningTest(size_t most_watched = PredictivePolicy::kMostWatched) {
+    auto policy = std::make_unique<PredictivePolicy>(HazardModelOptions{}, most_watched);
     policy_ = policy.get();
-    cache_ = std::make_unique<BlockCache>(BlockCacheOptions{.capacity = capacity, .history = 1000},
+    cache_ = std::make_unique<BlockCache>(BlockCacheOptions{.capacity = 100, .history = 1000},
                                           std::move(policy));
   }
 
@@ -231,6 +232,22 @@ class LearningTest : public testing::Test {
     cache_->End(end);
     return cached;
   }
+  // Rounds in which a conversation is continued a minute after its tool call and others are not;
+  // hits of the last continuation.
+  size_t HitsAfterToolCalls(int rounds) {
+    double now = 0;
+    uint64_t next = 1;
+    for (int round = 0; round < rounds; ++round, now += 100) {
+      const uint64_t tool = next++;
+      Run(now, tool, 10, {.how = Ending::kToolCall});
+      for (int i = 1; i <= 4; ++i) Run(now + i, next++, 10, {.how = Ending::kEndOfTurn});
+      Run(now + 60, tool, 20, {.how = Ending::kEndOfTurn});
+    }
+    const uint64_t tool = next++;
+    Run(now, tool, 10, {.how = Ending::kToolCall});
+    for (int i = 1; i <= 30; ++i) Run(now + i, next++, 10, {.how = Ending::kEndOfTurn});
+    return Run(now + 60, tool, 20, {.how = Ending::kEndOfTurn});
+  }
   size_t Cached(uint64_t conversation, size_t blocks) const {
     size_t cached = 0;
     for (const BlockKey key : Path(conversation, blocks)) cached += cache_->IsCached(key) ? 1 : 0;
@@ -244,22 +261,19 @@ class LearningTest : public testing::Test {
 
 // Conversations that a tool answers after a minute, and others that nobody continues.
 TEST_F(LearningTest, KeepsWhatReturnsRatherThanWhatWasUsedLast) {
-  double now = 0;
-  uint64_t next = 1;
-  for (int round = 0; round < 60; ++round, now += 100) {
-    const uint64_t tool = next++;
-    Run(now, tool, 10, {.how = Ending::kToolCall});
-    for (int i = 1; i <= 4; ++i) {
-      Run(now + i, next++, 10, {.how = Ending::kEndOfTurn});
-    }
-    Run(now + 60, tool, 20, {.how = Ending::kEndOfTurn});
-  }
-  const uint64_t tool = next++;
-  Run(now, tool, 10, {.how = Ending::kToolCall});
-  for (int i = 1; i <= 30; ++i) Run(now + i, next++, 10, {.how = Ending::kEndOfTurn});
-  EXPECT_GE(Run(now + 60, tool, 20, {.how = Ending::kEndOfTurn}), 9U)
-      << "300 blocks of others came since into a cache of 100";
+  EXPECT_GE(HitsAfterToolCalls(60), 9U) << "300 blocks of others came since into a cache of 100";
   EXPECT_LT(policy_->calibration().Brier(), policy_->calibration().BrierOfMean());
+}
+
+class FewWatchedTest : public LearningTest {
+ protected:
+  FewWatchedTest() : LearningTest(8) {}
+};
+
+TEST_F(FewWatchedTest, LearnsFromAPartOfTheSegments) {
+  EXPECT_GE(HitsAfterToolCalls(200), 9U);
+  EXPECT_LT(policy_->calibration().votes(), 20'000) << "all segments together vote 140,000 times";
+  EXPECT_GT(policy_->calibration().votes(), 5'000);
 }
 
 TEST_F(LearningTest, ATurnThatTheClientCallsTheLastGoesFirstOnceThatProvedTrue) {

@@ -42,6 +42,7 @@ struct Segment {
   uint32_t turns = 0;
   cache::Ending ending = cache::Ending::kUnknown;
   bool running = false;
+  bool watched = false;  // votes
   // Why blocks left in this age bin, the first time.
   std::optional<Transition> transition{};
   cache::BlockHandle leaf = cache::kNoBlock;  // the one that may be evicted
