@@ -214,7 +214,9 @@ class BlockDirectory::Impl {
   void SendPurge(PurgeId id);
 
   // Chunks (directory_chunks.cc).
-  void Grow(TenantBlocks& tenant, absl::Time now);
+  // Has a chunk made, if there may be one and it is needed or soon will be.
+  void Grow(TenantBlocks& tenant, bool needed, absl::Time now);
+  bool Making(const TenantBlocks& tenant) const;
   bool CanGrow(const TenantBlocks& tenant, absl::Time now) const;
   void Revoke(ArenaChunkId chunk, absl::Time now);
   void EnforceLimits(absl::Time now);

@@ -7,18 +7,19 @@
 
 namespace palimpsest::blocks {
 
+bool BlockDirectory::Impl::Making(const TenantBlocks& tenant) const {
+  return std::any_of(making_.begin(), making_.end(),
+                     [&](const auto& chunk) { return chunk.second == &tenant; });
+}
+
 bool BlockDirectory::Impl::CanGrow(const TenantBlocks& tenant, absl::Time now) const {
-  const bool making = std::any_of(making_.begin(), making_.end(),
-                                  [&](const auto& chunk) { return chunk.second == &tenant; });
-  return making || (now >= next_memory_ && ledger_.CanGrant(tenant.id()));
+  return Making(tenant) || (now >= next_memory_ && ledger_.CanGrant(tenant.id()));
 }
 
 // One chunk at a time, before the last one is full.
-void BlockDirectory::Impl::Grow(TenantBlocks& tenant, absl::Time now) {
-  const bool making = std::any_of(making_.begin(), making_.end(),
-                                  [&](const auto& chunk) { return chunk.second == &tenant; });
-  if (making || !CanGrow(tenant, now) ||
-      ledger_.UsageOf(tenant.id()).free * 2 > ledger_.chunk_bytes()) {
+void BlockDirectory::Impl::Grow(TenantBlocks& tenant, bool needed, absl::Time now) {
+  if (Making(tenant) || !CanGrow(tenant, now) ||
+      (!needed && ledger_.UsageOf(tenant.id()).free * 2 > ledger_.chunk_bytes())) {
     return;
   }
   const absl::StatusOr<ArenaChunkId> chunk = ledger_.BeginGrant(tenant.id());

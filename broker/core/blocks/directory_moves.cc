@@ -13,7 +13,8 @@ constexpr int kMostVictims = 64;
 
 }  // namespace
 
-// What a tier would make of the block, above its price; none if it does not take it.
+// What a tier would make of the block, above its price; none if it does not take it. Without
+// predictions all blocks look alike, and the tier's policy decides alone.
 std::optional<double> BlockDirectory::Impl::ExcessIn(TenantBlocks& tenant, BlockHandle block,
                                                      TierIndex tier, Bytes length, absl::Time now) {
   TierAccount& account = tenant.account(tier);
@@ -37,7 +38,8 @@ std::optional<double> BlockDirectory::Impl::ExcessIn(TenantBlocks& tenant, Block
   };
   const bool scarce =
       fills(account.Staying(), account.budget) || fills(Staying(tier), lower.config.capacity);
-  const double excess = rate - (scarce ? account.price.At(now) : 0);
+  const bool priced = scarce && tenant.Predicts(block, now);
+  const double excess = rate - (priced ? account.price.At(now) : 0);
   if (account.Used() + bytes > account.budget || Used(tier) + bytes > lower.config.capacity ||
       excess <= 0) {
     account.Refuse(Refusal::kNoRoom);
@@ -288,7 +290,7 @@ bool BlockDirectory::Impl::BeginLoad(TenantBlocks& tenant, BlockHandle block, ab
   if (copy.length > ledger_.chunk_bytes() ||
       MakeRoom(tenant, block, copy.length, false, now) != Reservation::kReserved) {
     account.Refuse(Refusal::kNoRoom);
-    Grow(tenant, now);
+    Grow(tenant, true, now);
     return false;
   }
   const auto reserved = ledger_.Reserve(OwnSession(tenant), {wanted});

@@ -27,7 +27,7 @@ absl::Status BlockDirectory::Impl::OpenSession(SessionId session, TenantId tenan
   if (!found.ok()) return found.status();
   if (absl::Status status = ledger_.OpenSession(session, tenant); !status.ok()) return status;
   sessions_[session].tenant = *found;
-  Grow(**found, now);
+  Grow(**found, false, now);
   Pump(now);
   return absl::OkStatus();
 }
@@ -298,7 +298,7 @@ absl::StatusOr<std::vector<Reserved>> BlockDirectory::Impl::Reserve(
     const Reservation result = reserved.back().result;
     if (result != Reservation::kReserved && result != Reservation::kPresent) break;
   }
-  Grow(tenant, now);
+  Grow(tenant, !reserved.empty() && reserved.back().result == Reservation::kNoRoom, now);
   Pump(now);
   return reserved;
 }

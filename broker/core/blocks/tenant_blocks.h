@@ -116,6 +116,10 @@ class TenantBlocks {
   void NameStrangers(absl::Span<const BlockHandle> path, absl::Time now);
   void ForgetOldest();
 
+  // Whether the policy tells more of the block than of any other.
+  bool Predicts(BlockHandle block, absl::Time now) {
+    return rank(kArenaTier).policy().OutlookOf(now, block).has_value();
+  }
   cache::Outlook OutlookOf(BlockHandle block, absl::Time now);
   // What it is worth in a tier as long as nothing but recomputing could replace it.
   double RateOf(BlockHandle block, Bytes length, const TransferCost& load, absl::Duration move,
