@@ -52,10 +52,11 @@ absl::Status DirectoryOptions::Validate() const {
                        tier.unit.count(), "; expected a name, no less than 0 and 1"));
     }
   }
-  if (!(low_water >= 0 && low_water < 1) || max_loads < 1 || max_stores < 1 || max_waits < 1 ||
-      max_requests < 1 || events < 1) {
+  if (!(low_water >= 0 && low_water < 1) || !(prefetch_share >= 0 && prefetch_share <= 1) ||
+      max_loads < 1 || max_stores < 1 || max_waits < 1 || max_requests < 1 || events < 1) {
     return absl::InvalidArgumentError(
-        "expected low_water from 0 to below 1, and max_loads, max_stores, max_waits, max_requests "
+        "expected low_water from 0 to below 1, prefetch_share from 0 to 1, and max_loads, "
+        "max_stores, max_waits, max_requests "
         "and events of at least 1");
   }
   return absl::OkStatus();
@@ -83,6 +84,7 @@ absl::Status BlockDirectory::Impl::AddTenant(const BlockTenant& tenant, absl::Ti
   by_name_.emplace(tenant.name, added.get());
   const Bytes budget = added->account(kArenaTier).budget;
   tenants_.emplace(tenant.id, std::move(added));
+  SetPrefetchBudgets();
   return SetBudget(tenant.id, kArenaTier, budget, now);
 }
 
@@ -304,6 +306,9 @@ void BlockDirectory::OnRemoved(TierIndex tier, const BlockRecord& record, absl::
 absl::Time BlockDirectory::Tick(absl::Time now) { return impl_->Tick(now); }
 TierCounters BlockDirectory::CountersOf(TenantId tenant, TierIndex tier) const {
   return impl_->CountersOf(tenant, tier);
+}
+prefetch::PrefetchCounts BlockDirectory::PrefetchesOf(TenantId tenant) const {
+  return impl_->PrefetchesOf(tenant);
 }
 const BlockEvents& BlockDirectory::events() const { return impl_->events(); }
 std::vector<BlockEvent> BlockDirectory::Snapshot() const { return impl_->Snapshot(); }

@@ -14,7 +14,8 @@
 // alike. A block that T1's chooses as a victim, ahead of need, is copied to the lower tier where
 // its worth exceeds the price most, unless a lower tier has it or none is worth it; its room is
 // reused when it is needed, and until then a request that comes back finds it. A tenant uses its
-// own budgets alone.
+// own budgets alone. Blocks of a conversation that is expected to go on soon are brought back ahead
+// of it, as far as the share of the tiers' bandwidth for that allows (prefetcher.h).
 //
 // Order of calls. AddTenant for all, then OnRecovered for what lower tiers brought back, then
 // anything. For one request of a session:
@@ -51,6 +52,7 @@
 #include "broker/core/blocks/block_events.h"
 #include "broker/core/blocks/tier_counters.h"
 #include "broker/core/cache/eviction_policy.h"
+#include "broker/core/prefetch/prefetch_planner.h"
 #include "broker/tier/block_record.h"
 #include "common/block_identity.h"
 #include "common/bytes.h"
@@ -117,6 +119,8 @@ struct DirectoryOptions {
   size_t max_loads = 64;
   size_t max_queued_loads = 4096;
   size_t max_stores = 32;
+  // What prefetches of all tenants together may take of a tier's bandwidth.
+  double prefetch_share = 0.1;
   // What is not reported by then is late; the server gives up, and reports that.
   absl::Duration transfer_deadline = absl::Seconds(10);
   absl::Duration longest_wait = absl::Seconds(60);
@@ -266,6 +270,8 @@ class BlockDirectory {
 
   // Requires a known tenant and a tier that there is.
   TierCounters CountersOf(TenantId tenant, TierIndex tier) const;
+  // Blocks fetched for conversations that were expected to return.
+  prefetch::PrefetchCounts PrefetchesOf(TenantId tenant) const;
   const BlockEvents& events() const;
   // Every block in every tier as kStored events with the number of the last event.
   std::vector<BlockEvent> Snapshot() const;

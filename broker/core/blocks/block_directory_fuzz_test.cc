@@ -76,6 +76,7 @@ class Fuzzer {
   uint64_t demoted() const { return demoted_; }
   uint64_t waited() const { return waited_; }
   uint64_t overdue() const { return overdue_; }
+  uint64_t prefetched() const { return prefetched_; }
 
  private:
   struct Pin {
@@ -346,11 +347,18 @@ class Fuzzer {
     }
   }
 
+  static std::optional<absl::Duration> IdleOf(uint64_t roll) {
+    if (roll == 0) return std::nullopt;
+    return absl::Seconds(static_cast<int64_t>(roll * roll * roll) - 1);
+  }
+
   void EndRequest(SessionId id, Session& session, uint64_t number) {
     session.requests.erase(number);
     const RequestEnding ending = {.request = number,
                                   .how = static_cast<cache::Ending>(Roll(3)),
-                                  .output_tokens = static_cast<int64_t>(Roll(1000))};
+                                  .output_tokens = static_cast<int64_t>(Roll(1000)),
+                                  .expected_idle = IdleOf(Roll(4)),
+                                  .last_turn = Roll(8) == 0};
     ASSERT_TRUE(store_.directory.EndRequest(id, ending, store_.now).ok());
   }
 
@@ -358,7 +366,7 @@ class Fuzzer {
     auto& request = session.requests[number];
     if (request.path.empty()) request.path = RollPath(session.tenant);
     AcquireRequest wanted = {.request = number, .ids = request.path};
-    wanted.conversation = cache::ConversationId(Roll(3));
+    wanted.conversation = cache::ConversationId(Roll(5));
     wanted.held = Roll(3) == 0 ? Roll(request.path.size() + 1) : 0;
     wanted.promote = Roll(2) == 0;
     if (Roll(2) == 0 && request.waits.size() < 2) {
@@ -445,6 +453,9 @@ class Fuzzer {
     EXPECT_EQ(store_.directory.stores(), 0);
     for (uint32_t i = 0; i < kTenants; ++i) {
       EXPECT_FALSE(store_.directory.Purging(TenantId(i)));
+      const prefetch::PrefetchCounts prefetches = store_.directory.PrefetchesOf(TenantId(i));
+      EXPECT_EQ(prefetches.fetched, prefetches.used + prefetches.wasted);
+      prefetched_ += static_cast<uint64_t>(prefetches.fetched);
       for (uint8_t tier = 0; tier < 3; ++tier) {
         const TierCounters counters = store_.directory.CountersOf(TenantId(i), TierIndex(tier));
         EXPECT_EQ(counters.used, Bytes(0)) << "tier " << int{tier} << " leaked";
@@ -469,11 +480,11 @@ class Fuzzer {
   std::set<uint64_t> doomed_;
   std::set<std::tuple<TenantId, TierIndex, BlockKey>> router_;
   uint64_t seen_ = 0;
-  uint64_t promoted_ = 0, demoted_ = 0, waited_ = 0, overdue_ = 0;
+  uint64_t promoted_ = 0, demoted_ = 0, waited_ = 0, overdue_ = 0, prefetched_ = 0;
 };
 
 TEST(BlockDirectoryFuzz, RandomCallsAndFaultsNeitherLeakNorServeWhatIsWrong) {
-  uint64_t promoted = 0, demoted = 0, waited = 0, overdue = 0;
+  uint64_t promoted = 0, demoted = 0, waited = 0, overdue = 0, prefetched = 0;
   for (uint64_t seed = 0; seed < 24 && !testing::Test::HasFailure(); ++seed) {
     SCOPED_TRACE(seed);
     Fuzzer fuzzer(seed);
@@ -482,11 +493,13 @@ TEST(BlockDirectoryFuzz, RandomCallsAndFaultsNeitherLeakNorServeWhatIsWrong) {
     demoted += fuzzer.demoted();
     waited += fuzzer.waited();
     overdue += fuzzer.overdue();
+    prefetched += fuzzer.prefetched();
   }
   EXPECT_GT(promoted, 150);
   EXPECT_GT(demoted, 500);
   EXPECT_GT(waited, 100);
   EXPECT_GT(overdue, 10);
+  EXPECT_GT(prefetched, 10);
 }
 
 }  // namespace

@@ -66,6 +66,9 @@ class BlockDirectory::Impl {
   void OnRemoved(TierIndex tier, const BlockRecord& record, absl::Time now);
   absl::Time Tick(absl::Time now);
   TierCounters CountersOf(TenantId tenant, TierIndex tier) const;
+  prefetch::PrefetchCounts PrefetchesOf(TenantId tenant) const {
+    return tenants_.at(tenant)->prefetcher().planner().all();
+  }
   const BlockEvents& events() const { return events_; }
   std::vector<BlockEvent> Snapshot() const;
   const ArenaLedger& arena() const { return ledger_; }
@@ -83,6 +86,7 @@ class BlockDirectory::Impl {
   };
   struct Request {
     cache::RequestId id;
+    cache::ConversationId conversation;
     BlockHandle tail = kNoBlock;  // the last block of its path, retained
     absl::btree_map<Place, Pins> pins;
     absl::btree_set<WaitId> waits;
@@ -161,8 +165,9 @@ class BlockDirectory::Impl {
                                          absl::Span<const BlockHandle> path, bool waited);
   // What `Pins.count` counts, of one extent.
   void Unpin(SessionId session, Request& request, const ArenaExtent& extent, uint32_t count);
-  void FinishRequest(SessionId id, Session& session, uint64_t request, const RequestEnding& ending,
-                     absl::Time now);
+  // How it ended, as the policies were told.
+  cache::RequestEnd FinishRequest(SessionId id, Session& session, uint64_t request,
+                                  const RequestEnding& ending, absl::Time now);
   void SetTail(TenantBlocks& tenant, Request& request, BlockHandle block);
   std::vector<BlockHandle> NameWritten(TenantBlocks& tenant, Request* request,
                                        absl::Span<const ArenaLedger::Wanted> wanted,
@@ -207,6 +212,8 @@ class BlockDirectory::Impl {
   void QueueLoad(TenantBlocks& tenant, BlockHandle block);
   bool BeginLoad(TenantBlocks& tenant, BlockHandle block, absl::Time now);
   void BeginQueued(absl::Time now);
+  void BeginPrefetches(TenantBlocks& tenant, absl::Time now);
+  void SetPrefetchBudgets();
 
   // Lower tiers (directory_tiers.cc).
   // Takes note of a copy, or has it removed: the tenant, or another block with the key, is known.

@@ -508,6 +508,74 @@ TEST_F(BlockDirectoryTest, PurgeThatFailsIsTriedAgain) {
   EXPECT_TRUE(store_->tiers[kNvme.value()].empty());
 }
 
+TEST_F(BlockDirectoryTest, BlocksOfAConversationComeBackBeforeItIsExpectedToGoOn) {
+  Start(1);
+  PutBelow(Path(1, 3));
+  const auto path = Path(1, 3);
+  AcquireRequest request = {.request = 1, .conversation = cache::ConversationId(5)};
+  request.ids = path;
+  ASSERT_TRUE(directory().Acquire(kOne, request, now()).ok());
+  ASSERT_TRUE(
+      directory().EndRequest(kOne, {.request = 1, .expected_idle = absl::Seconds(16)}, now()).ok());
+  store_->now += absl::Seconds(13);
+  const absl::Time next = directory().Tick(now());
+  store_->Collect();
+  EXPECT_EQ(Pending<LoadBlock>(), 0) << "too early";
+  EXPECT_EQ(next, now() + absl::Seconds(1));
+  store_->now = next;
+  directory().Tick(now());
+  store_->PerformAll();
+  EXPECT_EQ(directory().PrefetchesOf(kAnna).fetched, 3);
+  request.request = 2;
+  const auto reply = directory().Acquire(kOne, request, now());
+  ASSERT_TRUE(reply.ok());
+  EXPECT_EQ(reply->blocks.size(), 3);
+  EXPECT_EQ(directory().PrefetchesOf(kAnna).used, 3);
+  EXPECT_EQ(directory().PrefetchesOf(kAnna).wasted, 0);
+}
+
+TEST_F(BlockDirectoryTest, ReturnsOfToolCallsAreLearnedAndPreparedForWithinTheBudget) {
+  DirectoryOptions options = Options();
+  options.prefetch_share = 0.5;
+  Start(1, options);
+  uint64_t number = 0;
+  const auto turn = [&](uint64_t conversation, const std::vector<BlockIdentity>& path) {
+    AcquireRequest request = {.request = ++number,
+                              .conversation = cache::ConversationId(conversation)};
+    request.ids = path;
+    ASSERT_TRUE(directory().Acquire(kOne, request, now()).ok());
+    ASSERT_TRUE(directory()
+                    .EndRequest(kOne, {.request = number, .how = cache::Ending::kToolCall}, now())
+                    .ok());
+    store_->PerformAll();
+  };
+  for (int i = 0; i < 20; ++i) {
+    turn(7, {});
+    store_->now += absl::Seconds(8);
+  }
+  PutBelow(Path(1, 2));
+  // A quarter of it is Anna's: one block takes 1.016 s, and what is expected in about 6.4 s may
+  // begin a second before.
+  TierState slow = Serving();
+  slow.load = {.latency = absl::Seconds(0.5), .bytes_per_second = 4096 * 4};
+  directory().OnTierState(kNvme, slow, now());
+  turn(100, Path(1, 2));
+  const absl::Time end = now();
+  store_->now = directory().Tick(now());
+  EXPECT_GT(now(), end + absl::Seconds(3));
+  EXPECT_LT(now(), end + absl::Seconds(8));
+  directory().Tick(now());
+  store_->Collect();
+  EXPECT_EQ(Pending<LoadBlock>(), 0) << "it would be late";
+  EXPECT_GT(directory().PrefetchesOf(kAnna).unaffordable, 0);
+  directory().OnTierState(kNvme, Serving(), now());
+  turn(101, Path(1, 2));
+  store_->now = directory().Tick(now());
+  directory().Tick(now());
+  store_->Collect();
+  EXPECT_EQ(Pending<LoadBlock>(), 2);
+}
+
 TEST_F(BlockDirectoryTest, EventsFollowEachOtherAndGapsAreSeen) {
   DirectoryOptions options = Options();
   options.events = 4;

@@ -271,8 +271,43 @@ void BlockDirectory::Impl::BeginQueued(absl::Time now) {
     load_queue_.pop_front();
     LowerOf(next.from).loading -= next.length;
     next.tenant->At(next.block).load_queued = false;
-    if (!BeginLoad(*next.tenant, next.block, now)) WakeWaits(*next.tenant, next.block);
+    if (!BeginLoad(*next.tenant, next.block, now)) {
+      next.tenant->At(next.block).prefetched = false;
+      WakeWaits(*next.tenant, next.block);
+    }
     next.tenant->tree().Release(next.block);
+  }
+}
+
+void BlockDirectory::Impl::SetPrefetchBudgets() {
+  for (const auto& [id, tenant] : tenants_) {
+    for (size_t i = 0; i < lower_.size(); ++i) {
+      const TierState& state = lower_[i].state;
+      const double share = options_.prefetch_share / static_cast<double>(tenants_.size());
+      tenant->prefetcher().planner().SetBudget(
+          i, {.latency = state.load.latency,
+              .bytes_per_second = state.serving ? share * state.load.bytes_per_second : 0});
+    }
+  }
+}
+
+// The prefix that is not in T1, block by block as long as each can be there in time.
+void BlockDirectory::Impl::BeginPrefetches(TenantBlocks& tenant, absl::Time now) {
+  while (const std::optional<Prefetcher::Due> due = tenant.prefetcher().TakeDue(now)) {
+    for (const BlockHandle block : due->path) {
+      if (tenant.At(block).ready() || Coming(tenant, block)) continue;
+      const std::optional<TierIndex> from = BestCopy(tenant, block);
+      if (tenant.At(block).arena != InArena::kNo || !from.has_value() ||
+          load_queue_.size() >= options_.max_queued_loads) {
+        break;
+      }
+      const Bytes length = tenant.At(block).CopyIn(*from)->length;
+      const auto grant =
+          tenant.prefetcher().planner().Begin(now, from->value() - size_t{1}, 1, length, due->wish);
+      if (grant.blocks == 0) break;
+      QueueLoad(tenant, block);
+      tenant.At(block).prefetched = true;
+    }
   }
 }
 

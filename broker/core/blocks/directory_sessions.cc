@@ -122,6 +122,8 @@ absl::StatusOr<AcquireReply> BlockDirectory::Impl::Acquire(SessionId id,
     size_t known = 0;
     path = tenant.Name(request.ids, known);
     entry->second.id = tenant.Begin(request, path, known, now);
+    entry->second.conversation = request.conversation;
+    tenant.prefetcher().OnBegin(request.conversation, now);
     if (!path.empty()) SetTail(tenant, entry->second, path.back());
   } else {
     path = tenant.Find(request.ids);
@@ -220,21 +222,29 @@ absl::Status BlockDirectory::Impl::EndRequest(SessionId id, const RequestEnding&
     ForgetWait(wait);
     actions_.push_back(AcquireDone{.wait = wait, .session = id, .reply = {}});
   }
-  FinishRequest(id, **found, ending.request, ending, now);
+  const cache::ConversationId conversation = request->second.conversation;
+  const BlockHandle tail = request->second.tail;
+  // The prefetcher keeps it known.
+  if (tail != kNoBlock) (*found)->tenant->tree().Retain(tail);
+  const cache::RequestEnd end = FinishRequest(id, **found, ending.request, ending, now);
+  (*found)->tenant->prefetcher().OnEnd(conversation, tail, end);
+  if (tail != kNoBlock) (*found)->tenant->tree().Release(tail);
   Pump(now);
   return absl::OkStatus();
 }
 
-void BlockDirectory::Impl::FinishRequest(SessionId id, Session& session, uint64_t number,
-                                         const RequestEnding& ending, absl::Time now) {
+cache::RequestEnd BlockDirectory::Impl::FinishRequest(SessionId id, Session& session,
+                                                      uint64_t number, const RequestEnding& ending,
+                                                      absl::Time now) {
   Request& request = session.requests.at(number);
   while (!request.pins.empty()) {
     const Pins pins = request.pins.begin()->second;
     Unpin(id, request, pins.extent, pins.count);
   }
-  session.tenant->End(request.id, ending, now);
+  const cache::RequestEnd end = session.tenant->End(request.id, ending, now);
   SetTail(*session.tenant, request, kNoBlock);
   session.requests.erase(number);
+  return end;
 }
 
 void BlockDirectory::Impl::SetTail(TenantBlocks& tenant, Request& request, BlockHandle block) {

@@ -16,6 +16,7 @@ constexpr absl::Duration kPurgeAgain = absl::Seconds(1);
 void BlockDirectory::Impl::OnTierState(TierIndex tier, const TierState& state, absl::Time now) {
   if (tier == kArenaTier || !CheckTier(tier).ok()) return;
   LowerOf(tier).state = state;
+  SetPrefetchBudgets();
   Pump(now);
 }
 

@@ -179,8 +179,10 @@ absl::Time BlockDirectory::Impl::Tick(absl::Time now) {
   for (const auto& [chunk, since] : revoking_) {
     if (since + options_.unmap_deadline <= now) ReportOverdue(chunk);
   }
+  for (const auto& [id, tenant] : tenants_) BeginPrefetches(*tenant, now);
   Pump(now);
   absl::Time next = absl::InfiniteFuture();
+  for (const auto& [id, tenant] : tenants_) next = std::min(next, tenant->prefetcher().next());
   if (!wait_deadlines_.empty()) next = wait_deadlines_.begin()->first;
   for (const auto& [id, purge] : purges_) next = std::min(next, purge.again);
   for (const auto& [chunk, since] : revoking_) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cassert>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "broker/core/reuse/predictive_policy.h"
@@ -32,7 +33,10 @@ bool PlacedBlock::HasCopy() const {
 
 TenantBlocks::TenantBlocks(const BlockTenant& tenant, const DirectoryOptions& options,
                            BlockEvents& events)
-    : tenant_(tenant), events_(events), tree_(options.history) {
+    : tenant_(tenant),
+      events_(events),
+      tree_(options.history),
+      prefetcher_(tree_, options.lower.size()) {
   for (size_t i = 0; i <= options.lower.size(); ++i) {
     const TierIndex tier(static_cast<uint8_t>(i));
     ranks_.push_back(std::make_unique<TierRank>(tree_, MakePolicy(tenant.policy, tier)));
@@ -109,15 +113,16 @@ void TenantBlocks::Extend(cache::RequestId request, BlockHandle block) {
   tree_.Touch(block);
 }
 
-void TenantBlocks::End(cache::RequestId request, const RequestEnding& ending, absl::Time now) {
-  for (const auto& rank : ranks_) {
-    rank->policy().OnRequestEnd({.id = request,
+cache::RequestEnd TenantBlocks::End(cache::RequestId request, const RequestEnding& ending,
+                                    absl::Time now) {
+  const cache::RequestEnd end = {.id = request,
                                  .time = now,
                                  .how = ending.how,
                                  .output_tokens = ending.output_tokens,
                                  .expected_idle = ending.expected_idle,
-                                 .last_turn = ending.last_turn});
-  }
+                                 .last_turn = ending.last_turn};
+  for (const auto& rank : ranks_) rank->policy().OnRequestEnd(end);
+  return end;
 }
 
 void TenantBlocks::NameStrangers(absl::Span<const BlockHandle> path, absl::Time now) {
@@ -185,6 +190,7 @@ void TenantBlocks::Reserved(BlockHandle block, Bytes length) {
 void TenantBlocks::Unreserved(BlockHandle block) {
   assert(At(block).arena == InArena::kWriting);
   At(block).arena = InArena::kNo;
+  At(block).prefetched = false;
   tree_.Release(block);
 }
 
@@ -193,6 +199,9 @@ void TenantBlocks::Committed(BlockHandle block, TierIndex from) {
   assert(placed.arena == InArena::kWriting);
   placed.arena = InArena::kRanked;
   placed.promoted_from = from.value();
+  if (std::exchange(placed.prefetched, false)) {
+    prefetcher_.planner().OnFetched(tree_.key(block), prefetch::Trigger::kTransition);
+  }
   rank(kArenaTier).Insert(block);
   Count(BlockEvent::Kind::kStored, kArenaTier, block);
 }
@@ -228,6 +237,7 @@ TierIndex TenantBlocks::Pinned(BlockHandle block) {
     rank(kArenaTier).Insert(block);
   }
   rank(kArenaTier).Pin(block);
+  prefetcher_.planner().OnUsed(tree_.key(block));
   const TierIndex from(placed.promoted_from);
   placed.promoted_from = 0;
   return from;
@@ -249,6 +259,7 @@ void TenantBlocks::Dropped(BlockHandle block) {
     counters.wasted_bytes += placed.length;
     placed.promoted_from = 0;
   }
+  prefetcher_.planner().OnGone(tree_.key(block));
   placed.arena = InArena::kNo;
   Count(BlockEvent::Kind::kRemoved, kArenaTier, block);
   tree_.Release(block);

@@ -22,6 +22,7 @@
 #include "broker/core/blocks/block_events.h"
 #include "broker/core/blocks/block_tree.h"
 #include "broker/core/blocks/placement.h"
+#include "broker/core/blocks/prefetcher.h"
 #include "broker/core/blocks/tier_counters.h"
 #include "broker/core/blocks/tier_rank.h"
 #include "broker/core/cache/block_list.h"
@@ -51,6 +52,7 @@ struct Copy {
 struct PlacedBlock {
   InArena arena = InArena::kNo;
   bool doomed = false;        // purged while it was written: must not be served
+  bool prefetched = false;    // being loaded, and nobody asked for it
   uint8_t promoted_from = 0;  // the tier, until it is used
   bool load_queued = false;
   Bytes length;       // in the arena
@@ -98,6 +100,8 @@ class TenantBlocks {
   TierAccount& account(TierIndex tier) { return accounts_[tier.value()]; }
   const TierAccount& account(TierIndex tier) const { return accounts_[tier.value()]; }
   PlacedBlock& At(BlockHandle block);
+  Prefetcher& prefetcher() { return prefetcher_; }
+  const Prefetcher& prefetcher() const { return prefetcher_; }
   void set_recompute(const RecomputeCost& cost) { tenant_.recompute = cost; }
 
   // Requests, for the policies.
@@ -111,7 +115,7 @@ class TenantBlocks {
                          size_t known, absl::Time now);
   // A new block, which hangs on what the running request has named so far.
   void Extend(cache::RequestId request, BlockHandle block);
-  void End(cache::RequestId request, const RequestEnding& ending, absl::Time now);
+  cache::RequestEnd End(cache::RequestId request, const RequestEnding& ending, absl::Time now);
   // New blocks, each the parent of the next one, of no request that is known.
   void NameStrangers(absl::Span<const BlockHandle> path, absl::Time now);
   void ForgetOldest();
@@ -158,6 +162,7 @@ class TenantBlocks {
   BlockTenant tenant_;
   BlockEvents& events_;
   BlockTree tree_;
+  Prefetcher prefetcher_;
   std::vector<std::unique_ptr<TierRank>> ranks_;  // by tier
   std::vector<TierAccount> accounts_;
   std::deque<PlacedBlock> blocks_;  // by handle; references last

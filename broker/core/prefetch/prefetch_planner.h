@@ -82,6 +82,9 @@ class PrefetchPlanner {
 
   explicit PrefetchPlanner(Options options);
 
+  // Of transfers from now on. Requires a tier that there is.
+  void SetBudget(size_t tier, const PrefetchBudget& budget) { tiers_[tier].budget = budget; }
+
   // Replaces the subject's wish, if it has one; not one of a stronger trigger (in the order of
   // Trigger) by a weaker. Requires start <= deadline. False: refused.
   bool Want(const Wish& wish);
