@@ -7,8 +7,8 @@
 namespace palimpsest::blocks {
 namespace {
 
-// So many victims at most for one block, and of one tier for one call: what is left waits for the
-// next one.
+// So many victims at most for one tier and call, or for one block beside those that are copied: the
+// rest waits for the next call.
 constexpr int kMostVictims = 64;
 
 }  // namespace
@@ -109,6 +109,7 @@ void BlockDirectory::Impl::Drop(TenantBlocks& tenant, BlockHandle block) {
   tenant.Dropped(block);
 }
 
+// Does not wait for copies: once there are as many under way as may be, victims are dropped.
 Reservation BlockDirectory::Impl::MakeRoom(TenantBlocks& tenant, BlockHandle block, Bytes length,
                                            bool may_refuse, absl::Time now) {
   if (ledger_.Fits(tenant.id(), length)) return Reservation::kReserved;
@@ -118,12 +119,13 @@ Reservation BlockDirectory::Impl::MakeRoom(TenantBlocks& tenant, BlockHandle blo
   const bool pinned = parent != kNoBlock && rank.Contains(parent);
   if (pinned) rank.Pin(parent);
   Reservation result = Reservation::kNoRoom;
-  for (int i = 0; i < kMostVictims && !ledger_.Fits(tenant.id(), length); ++i) {
+  const int most = kMostVictims + static_cast<int>(options_.max_stores);
+  for (int i = 0; i < most && !ledger_.Fits(tenant.id(), length); ++i) {
     if (tenant.oldest_spare() != kNoBlock) {
       Drop(tenant, tenant.oldest_spare());
       continue;
     }
-    if (CanGrow(tenant, now) || tenant.leaving_bytes() >= length) break;
+    if (CanGrow(tenant, now)) break;
     const std::optional<BlockHandle> victim = rank.ChooseVictim(now, block, may_refuse);
     if (!victim.has_value()) {
       if (rank.candidates() > 0) result = Reservation::kUnwanted;
