@@ -149,10 +149,6 @@ class GrpcMemoryClient : public MemoryClient {
     v1::Grant grant;
     absl::Time arrival;
   };
-  // Grants that came while the mapper was busy: what they open side by side it opens at once.
-  struct MapKv {
-    std::vector<MapGrant> grants;  // of one session
-  };
   // `revoke` unset: ReleaseKv.
   struct GiveKv {
     std::optional<RevokeId> revoke;
@@ -177,7 +173,7 @@ class GrpcMemoryClient : public MemoryClient {
   };
   // In place of a rotation's id: the image moves.
   static constexpr RotationId kImageMoves{~uint64_t{0}};
-  using MapTask = std::variant<MapGrant, MapKv, GiveKv, GiveParameters, Rotate, PeerOffer>;
+  using MapTask = std::variant<MapGrant, GiveKv, GiveParameters, Rotate, PeerOffer>;
   // The copy is given up: for the restorer, once the engine has said that nobody copies from it.
   struct PeerReturn {
     uint64_t session_epoch = 0;
@@ -253,7 +249,6 @@ class GrpcMemoryClient : public MemoryClient {
   void MapperLoop();
   void RestorerLoop();
   void Perform(MapGrant& task);
-  void Perform(MapKv& task);
   void Perform(GiveKv& task);
   void Perform(GiveParameters& task);
   void Perform(Rotate& task);

@@ -153,25 +153,6 @@ TEST_F(GrpcMemoryClientTest, KvSlabsComeGoWhereTheEngineSaysAndComeAgain) {
   EXPECT_EQ(client_->kv()[2 * kSlabBytes], std::byte{1});
 }
 
-TEST_F(GrpcMemoryClientTest, GrantsOfKvThatComeWhileAnotherIsMappedAreMappedTogether) {
-  Connect();
-  broker_.HoldSlabs();
-  std::vector<uint64_t> grants = {broker_.Grant(v1::SLAB_ROLE_KV, {10})};
-  broker_.AwaitHeldFetch();
-  grants.push_back(broker_.Grant(v1::SLAB_ROLE_KV, {11, 12}));
-  grants.push_back(broker_.Grant(v1::SLAB_ROLE_KV, {13}));
-  v1::BrokerMessage behind;
-  behind.mutable_kv_pressure()->set_target_slabs(7);
-  broker_.Send(behind);
-  AwaitEvent<KvPressureSeen>();
-  broker_.ReleaseSlabs();
-  EXPECT_EQ(AwaitEvent<KvMapped>().indexes, Indexes({0}));
-  EXPECT_EQ(AwaitEvent<KvMapped>().indexes, Indexes({1, 2, 3}));
-  for (const uint64_t grant : grants) {
-    EXPECT_EQ(broker_.Await(Case::kGrantMapped).grant_mapped().grant_id(), grant);
-  }
-}
-
 TEST_F(GrpcMemoryClientTest, PressureIsPassedOn) {
   Connect();
   v1::BrokerMessage message;

@@ -90,9 +90,8 @@ void GrpcMemoryClient::EndSession(const absl::Status& reason) {
     connection_->Shutdown();  // a fetch in progress fails
     connected_ = false;
     changed_.SignalAll();
-    std::erase_if(map_tasks_, [](const MapTask& task) {
-      return std::holds_alternative<MapGrant>(task) || std::holds_alternative<MapKv>(task);
-    });
+    std::erase_if(map_tasks_,
+                  [](const MapTask& task) { return std::holds_alternative<MapGrant>(task); });
     // What the engine gave back is unmapped first, so that it is not claimed to be held.
     while (!stopping_ && (mapping_ || !map_tasks_.empty())) changed_.Wait(&mu_);
     if (stopping_) return;
@@ -278,16 +277,7 @@ absl::Status GrpcMemoryClient::HandleGrant(v1::Grant grant) {
       slabs_->Promise(index);
     }
   }
-  const bool kv = grant.role() == v1::SLAB_ROLE_KV;
-  MapGrant task{session_epoch_, std::move(grant), MonotonicNow()};
-  if (!kv) {
-    map_tasks_.push_back(std::move(task));
-  } else {
-    if (map_tasks_.empty() || !std::holds_alternative<MapKv>(map_tasks_.back())) {
-      map_tasks_.push_back(MapKv{});
-    }
-    std::get<MapKv>(map_tasks_.back()).grants.push_back(std::move(task));
-  }
+  map_tasks_.push_back(MapGrant{session_epoch_, std::move(grant), MonotonicNow()});
   changed_.SignalAll();
   if (!was_available && slabs_->Available()) {
     activation_.reset();

@@ -59,7 +59,8 @@ void GrpcMemoryClient::Perform(MapGrant& task) {
   const absl::Time start = MonotonicNow();
   absl::StatusOr<std::vector<SlabRegion::Arrival>> slabs = Fetch(task.grant);
   if (!slabs.ok()) return DropConnection(slabs.status());
-  if (parameters || slots) Observe(instruments_.fetch_parameter, MonotonicNow() - start);
+  Observe(parameters || slots ? instruments_.fetch_parameter : instruments_.fetch_kv,
+          MonotonicNow() - start);
   if (slots) {
     const absl::Status kept = KeepSpare(task.grant, *std::move(slabs));
     if (!kept.ok()) return DropConnection(kept);
@@ -70,7 +71,7 @@ void GrpcMemoryClient::Perform(MapGrant& task) {
 
   absl::StatusOr<std::vector<RegionIndex>> indexes = Map(task.grant, *std::move(slabs));
   const absl::Duration map_time = MonotonicNow() - task.arrival;
-  if (parameters) Observe(instruments_.map_parameter, map_time);
+  Observe(parameters ? instruments_.map_parameter : instruments_.map_kv, map_time);
   if (!indexes.ok()) return DropConnection(indexes.status());
   MutexLock lock(&mu_);
   changed_.SignalAll();
@@ -81,33 +82,8 @@ void GrpcMemoryClient::Perform(MapGrant& task) {
         {task.session_epoch, GrantId(task.grant.grant_id()), *std::move(indexes), map_time});
     return;
   }
+  if (task.grant.role() == v1::SLAB_ROLE_KV) Push(KvMapped{*std::move(indexes)});
   SendMapped(task.session_epoch, GrantId(task.grant.grant_id()), map_time, absl::ZeroDuration());
-}
-
-void GrpcMemoryClient::Perform(MapKv& task) {
-  {
-    MutexLock lock(&mu_);
-    if (detaching_) return;
-  }
-  std::vector<SlabRegion::Arrival> slabs;
-  for (const MapGrant& part : task.grants) {
-    const absl::Time start = MonotonicNow();
-    absl::StatusOr<std::vector<SlabRegion::Arrival>> fetched = Fetch(part.grant);
-    if (!fetched.ok()) return DropConnection(fetched.status());
-    Observe(instruments_.fetch_kv, MonotonicNow() - start);
-    std::move(fetched->begin(), fetched->end(), std::back_inserter(slabs));
-  }
-  absl::StatusOr<std::vector<RegionIndex>> indexes = kv_->MapAnywhere(std::move(slabs));
-  if (!indexes.ok()) return DropConnection(indexes.status());
-  const absl::Time mapped = MonotonicNow();
-  MutexLock lock(&mu_);
-  changed_.SignalAll();
-  Push(KvMapped{*std::move(indexes)});
-  for (const MapGrant& part : task.grants) {
-    const absl::Duration map_time = mapped - part.arrival;
-    Observe(instruments_.map_kv, map_time);
-    SendMapped(part.session_epoch, GrantId(part.grant.grant_id()), map_time, absl::ZeroDuration());
-  }
 }
 
 absl::StatusOr<std::vector<SlabRegion::Arrival>> GrpcMemoryClient::Fetch(const v1::Grant& grant) {
@@ -135,6 +111,7 @@ absl::StatusOr<std::vector<SlabRegion::Arrival>> GrpcMemoryClient::Fetch(const v
 
 absl::StatusOr<std::vector<RegionIndex>> GrpcMemoryClient::Map(
     const v1::Grant& grant, std::vector<SlabRegion::Arrival> slabs) {
+  if (grant.role() == v1::SLAB_ROLE_KV) return kv_->MapAnywhere(std::move(slabs));
   std::vector<RegionIndex> indexes;
   for (const v1::GrantedSlab& slab : grant.slabs()) {
     indexes.push_back(RegionIndex(slab.region_index()));

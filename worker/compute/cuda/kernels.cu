@@ -57,7 +57,7 @@ __global__ void EmbedKernel(EmbedArgs args) {
   LetNextLaunch();
 }
 
-__global__ void RmsNormKernel(RmsNormArgs args) {
+__global__ void __launch_bounds__(kMaxThreads) RmsNormKernel(RmsNormArgs args) {
   __shared__ float sums[32];
   const int vectors = args.size / kVector;
   const auto* weight = static_cast<const Vector8*>(args.weight);

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <map>
-#include <thread>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -90,24 +89,24 @@ class CudaMemory::Region : public RegionMemory {
 
   absl::Status Map(absl::Span<Piece> pieces) override {
     absl::Status status = contexts_[0]->MakeCurrent();
-    if (!status.ok()) return status;
-    std::vector<Place> places;
+    std::vector<Place> mapped;
     for (Piece& piece : pieces) {
-      absl::StatusOr<ImportPtr> import = Find(piece, places);
-      if (!import.ok()) return NameSlab(piece.slab, import.status());
-      places.push_back({piece.place, piece.slab, piece.memory_id, *std::move(import)});
+      if (status.ok()) status = MapOne(piece, mapped);
+      if (!status.ok()) break;
     }
-    std::vector<std::vector<RegionIndex>> mapped(ranges_.size());
-    status = OnEachGpu([&](size_t rank) { return MapOn(rank, places, mapped[rank]); });
+    std::vector<RegionIndex> places;
+    for (const Place& place : mapped) places.push_back(place.index);
+    if (status.ok()) {
+      status = ForEachRun(places, [](const CudaAddressRange& range, Bytes offset, Bytes size) {
+        return range.Open(offset, size);
+      });
+    }
     if (!status.ok()) {
-      (void)OnEachGpu([&](size_t rank) { return UnmapOn(rank, mapped[rank]); });
+      (void)UnmapRuns(places);
       return status;
     }
-    for (size_t i = 0; i < places.size(); ++i) {
-      pieces[i].descriptors = places[i].import->descriptors;
-    }
     MutexLock lock(&mu_);
-    for (Place& place : places) {
+    for (Place& place : mapped) {
       const RegionIndex index = place.index;
       slabs_[place.slab] = place.import;
       places_.insert_or_assign(index, std::move(place));
@@ -118,7 +117,7 @@ class CudaMemory::Region : public RegionMemory {
   absl::Status Unmap(absl::Span<const RegionIndex> places) override {
     absl::Status status = contexts_[0]->MakeCurrent();
     if (!status.ok()) return status;
-    status = OnEachGpu([&](size_t rank) { return UnmapOn(rank, places); });
+    status = UnmapRuns({places.begin(), places.end()});
     std::vector<Place> gone;  // released after the lock
     MutexLock lock(&mu_);
     for (const RegionIndex index : places) {
@@ -165,47 +164,25 @@ class CudaMemory::Region : public RegionMemory {
     return ImportAll(piece);
   }
 
-  static absl::Status NameSlab(SlabId slab, const absl::Status& status) {
-    return absl::Status(status.code(),
-                        absl::StrCat("slab ", slab.ToString(), ": ", status.message()));
-  }
-
-  // Runs act(rank) for every GPU, side by side: the driver takes tens of microseconds for each
-  // mapping. The error of the lowest rank.
-  template <typename Act>
-  absl::Status OnEachGpu(const Act& act) const {
-    std::vector<absl::Status> results(ranges_.size());
-    std::vector<std::thread> others;
-    for (size_t rank = 1; rank < ranges_.size(); ++rank) {
-      others.emplace_back([&, rank] {
-        results[rank] = contexts_[rank]->MakeCurrent();
-        if (results[rank].ok()) results[rank] = act(rank);
-      });
+  absl::Status MapOne(Piece& piece, std::vector<Place>& mapped) {
+    Place place{piece.place, piece.slab, piece.memory_id, nullptr};
+    absl::StatusOr<ImportPtr> import = Find(piece, mapped);
+    absl::Status status = import.status();
+    if (status.ok()) place.import = *std::move(import);
+    const Bytes offset = slab_bytes_ * piece.place.value();
+    size_t rank = 0;
+    while (status.ok() && rank < ranges_.size()) {
+      status = ranges_[rank].Map(offset, slab_bytes_, place.import->handles[rank]);
+      if (status.ok()) ++rank;
     }
-    results[0] = act(0);
-    for (std::thread& other : others) other.join();
-    absl::Status first;
-    for (const absl::Status& result : results) first.Update(result);
-    return first;
-  }
-
-  // Maps the slabs' memory on one GPU and opens it; `mapped` gets those that are mapped even if not
-  // all are.
-  absl::Status MapOn(size_t rank, absl::Span<const Place> places,
-                     std::vector<RegionIndex>& mapped) const {
-    for (const Place& place : places) {
-      const absl::Status status = ranges_[rank].Map(slab_bytes_ * place.index.value(), slab_bytes_,
-                                                    place.import->handles[rank]);
-      if (!status.ok()) return NameSlab(place.slab, status);
-      mapped.push_back(place.index);
+    if (!status.ok()) {
+      while (rank > 0) (void)ranges_[--rank].Unmap(offset, slab_bytes_);
+      return absl::Status(status.code(),
+                          absl::StrCat("slab ", piece.slab.ToString(), ": ", status.message()));
     }
-    return ForEachRun(mapped,
-                      [&](Bytes offset, Bytes size) { return ranges_[rank].Open(offset, size); });
-  }
-
-  absl::Status UnmapOn(size_t rank, absl::Span<const RegionIndex> places) const {
-    return ForEachRun(places,
-                      [&](Bytes offset, Bytes size) { return ranges_[rank].Unmap(offset, size); });
+    piece.descriptors = place.import->descriptors;
+    mapped.push_back(std::move(place));
+    return absl::OkStatus();
   }
 
   absl::StatusOr<ImportPtr> ImportAll(const Piece& piece) const {
@@ -225,18 +202,24 @@ class CudaMemory::Region : public RegionMemory {
     return import;
   }
 
-  // Calls act(offset, size) for each run of places that lie side by side; the first error, after
+  absl::Status UnmapRuns(std::vector<RegionIndex> places) const {
+    return ForEachRun(std::move(places), [](const CudaAddressRange& range, Bytes offset,
+                                            Bytes size) { return range.Unmap(offset, size); });
+  }
+
+  // Calls `act` on every GPU for each run of places that lie side by side; the first error, after
   // all.
   template <typename Act>
-  absl::Status ForEachRun(absl::Span<const RegionIndex> of, const Act& act) const {
-    std::vector<RegionIndex> places(of.begin(), of.end());
+  absl::Status ForEachRun(std::vector<RegionIndex> places, const Act& act) const {
     std::sort(places.begin(), places.end());
     absl::Status status;
     for (size_t begin = 0; begin < places.size();) {
       size_t end = begin + 1;
       while (end < places.size() && places[end].value() == places[end - 1].value() + 1) ++end;
-      status.Update(act(slab_bytes_ * places[begin].value(),
-                        slab_bytes_ * static_cast<int64_t>(end - begin)));
+      for (const CudaAddressRange& range : ranges_) {
+        status.Update(act(range, slab_bytes_ * places[begin].value(),
+                          slab_bytes_ * static_cast<int64_t>(end - begin)));
+      }
       begin = end;
     }
     return status;

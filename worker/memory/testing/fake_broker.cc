@@ -70,7 +70,6 @@ void FakeBroker::Kill() {
   {
     MutexLock lock(&mu_);
     down_ = true;
-    changed_.SignalAll();
     for (DescriptorChannel& channel : channels_) channel.Shutdown();
   }
   listener_->Shutdown();
@@ -107,23 +106,6 @@ void FakeBroker::AwaitAttached(int times) {
   AwaitLocked(
       [&]() ABSL_NO_THREAD_SAFETY_ANALYSIS { return attached_ >= times && stream_ != nullptr; },
       "no worker attached");
-}
-
-void FakeBroker::HoldSlabs() {
-  MutexLock lock(&mu_);
-  holding_slabs_ = true;
-}
-
-void FakeBroker::AwaitHeldFetch() {
-  MutexLock lock(&mu_);
-  AwaitLocked([&]() ABSL_NO_THREAD_SAFETY_ANALYSIS { return fetch_held_; },
-              "the worker fetched no slabs");
-}
-
-void FakeBroker::ReleaseSlabs() {
-  MutexLock lock(&mu_);
-  holding_slabs_ = false;
-  changed_.SignalAll();
 }
 
 v1::Attach FakeBroker::last_attach() const {
@@ -434,12 +416,6 @@ bool FakeBroker::Answer(DescriptorChannel& channel, ReceivedPacket request) {
     return channel
         .Send(Descriptors{DescriptorKind::kImage, 0, 1, {}}, {offer.descriptors[0]->get()}, kLong)
         .ok();
-  }
-  {
-    MutexLock lock(&mu_);
-    fetch_held_ = holding_slabs_;
-    changed_.SignalAll();
-    while (holding_slabs_ && !down_) changed_.Wait(&mu_);
   }
   // In packets of three, so that more than one is needed.
   const auto total = static_cast<uint32_t>(offer.entries.size());

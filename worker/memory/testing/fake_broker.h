@@ -96,11 +96,6 @@ class FakeBroker : private v1::Broker::Service {
   // one that the descriptor socket does not know.
   uint64_t Grant(v1::SlabRole role, const std::vector<uint32_t>& slabs,
                  const std::vector<uint32_t>& indexes = {}, bool valid_token = true);
-  // Descriptors of granted slabs wait until ReleaseSlabs; a fetch waits for them when it returns
-  // from AwaitHeldFetch.
-  void HoldSlabs();
-  void AwaitHeldFetch();
-  void ReleaseSlabs();
   void LimitLink(double bytes_per_second);
   uint64_t RevokeParameters(const std::vector<uint32_t>& indexes);
   uint64_t RevokeKv(uint32_t slabs);
@@ -156,8 +151,6 @@ class FakeBroker : private v1::Broker::Service {
   std::shared_ptr<UniqueFd> image_file_ ABSL_GUARDED_BY(mu_);
   std::map<uint32_t, std::shared_ptr<UniqueFd>> slabs_ ABSL_GUARDED_BY(mu_);
   uint64_t next_id_ ABSL_GUARDED_BY(mu_) = 1;
-  bool holding_slabs_ ABSL_GUARDED_BY(mu_) = false;
-  bool fetch_held_ ABSL_GUARDED_BY(mu_) = false;
 
   Stream* stream_ ABSL_GUARDED_BY(mu_) = nullptr;
   int attached_ ABSL_GUARDED_BY(mu_) = 0;
