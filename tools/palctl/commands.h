@@ -166,6 +166,8 @@ struct ReplayOptions {
   uint64_t history = 1 << 16;
   uint64_t token_bytes = 128 << 10;
   bool leaves_first = false;
+  std::string hints = "none";  // tools/replay/client_hints.h
+  std::string tiers_file;      // tools/replay/tier_costs.h; empty: no tiers
   bool json = false;
 };
 // Needs no node.

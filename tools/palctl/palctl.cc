@@ -9,6 +9,7 @@
 #include "common/kv_format.h"
 #include "tools/palctl/bench_shapes.h"
 #include "tools/palctl/commands.h"
+#include "tools/replay/client_hints.h"
 #include "tools/replay/replayer.h"
 #include "tools/replay/trace_formats.h"
 
@@ -275,8 +276,9 @@ void AddReplay(CLI::App& app, ReplayOptions& options) {
   replay->add_option("--policy", options.policy, "which blocks go")
       ->check(CLI::IsMember(replay::ReplayPolicies()))
       ->capture_default_str();
-  replay->add_option("--blocks", options.blocks, "size of the cache")
-      ->required()
+  replay
+      ->add_option("--blocks", options.blocks,
+                   "size of the cache (default with --tiers: of all of them together)")
       ->check(CLI::Range(uint64_t{1}, uint64_t{replay::kMostBlocks}));
   replay->add_flag("--leaves-first", options.leaves_first,
                    "a block goes after those behind it, as in the broker; otherwise blocks are as "
@@ -298,6 +300,25 @@ void AddReplay(CLI::App& app, ReplayOptions& options) {
                    "KV of a token, to show bytes; the default is Llama-3-8B's in bf16")
       ->check(CLI::Range(uint64_t{1}, uint64_t{1} << 24))
       ->capture_default_str();
+  std::vector<std::string> hints;
+  for (const auto& [name, value] : replay::HintNames()) hints.push_back(name);
+  replay
+      ->add_option("--hints", options.hints,
+                   "what clients say of their requests, taken from the trace's future: whether it "
+                   "was the last turn, or that and when the next one comes")
+      ->check(CLI::IsMember(hints))
+      ->capture_default_str();
+  replay
+      ->add_option(
+          "--tiers", options.tiers_file,
+          "YAML with the sizes and costs of a node's tiers: runs the trace through them as "
+          "well, with hits by tier, times to the first token, bytes moved and prefetches")
+      ->type_name("FILE");
+  replay->callback([&options] {
+    if (options.blocks == 0 && options.tiers_file.empty()) {
+      throw CLI::RequiredError("--blocks or --tiers");
+    }
+  });
   replay->add_flag("--json", options.json, "everything as JSON, rates from 0 to 1");
 }
 

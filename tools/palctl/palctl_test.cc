@@ -503,6 +503,23 @@ TEST_F(Palctl, ReplayRunsATraceUnderAPolicyBesideItsBounds) {
   more.back() = "0";
   EXPECT_EQ(Run(more), kUsage);
   more = command;
+  more.resize(5);
+  EXPECT_EQ(Run(more), kUsage);
+  EXPECT_THAT(err_, HasSubstr("--blocks or --tiers"));
+  more.insert(more.end(),
+              {"--policy", "predictive", "--hints", "idle", "--json", "--tiers",
+               Write("tiers.yaml",
+                     "recompute: {per_token: 1ms}\n"
+                     "tiers: [{name: T0, blocks: 3}, {name: T1, blocks: 4, latency: 1ms, "
+                     "bytes_per_second: 1e11}]\n")});
+  ASSERT_EQ(Run(more), kDone) << err_;
+  const json tiers = json::parse(out_);
+  EXPECT_EQ(tiers["blocks"], 7);
+  EXPECT_EQ(tiers["hints"], "idle");
+  EXPECT_EQ(tiers["tiers"]["by_tier"][1]["name"], "T1");
+  more.back() = "/nowhere.yaml";
+  EXPECT_EQ(Run(more), kFailed);
+  more = command;
   more[4] = "claude-code";
   EXPECT_EQ(Run(more), kFailed) << "when sessions start is not there";
   EXPECT_THAT(err_, HasSubstr("claude_code_starts.csv"));

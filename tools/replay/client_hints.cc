@@ -9,6 +9,12 @@ constexpr size_t kSlack = 2;
 
 }  // namespace
 
+const std::vector<std::pair<std::string, Hints>>& HintNames() {
+  static const auto* const names = new std::vector<std::pair<std::string, Hints>>{
+      {"none", Hints::kNone}, {"last-turn", Hints::kLastTurn}, {"idle", Hints::kLastTurnAndIdle}};
+  return *names;
+}
+
 std::vector<ClientHint> HintsFromTheFuture(const Trace& trace, Hints hints) {
   std::vector<ClientHint> all(trace.requests().size());
   if (hints == Hints::kNone) return all;

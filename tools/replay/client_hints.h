@@ -4,6 +4,8 @@
 #define PALIMPSEST_TOOLS_REPLAY_CLIENT_HINTS_H_
 
 #include <optional>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/time/time.h"
@@ -16,6 +18,9 @@ enum class Hints {
   kLastTurn,         // whether nobody will go on from the request
   kLastTurnAndIdle,  // and when somebody will
 };
+
+// What the command line calls them.
+const std::vector<std::pair<std::string, Hints>>& HintNames();
 
 struct ClientHint {
   bool last_turn = false;

@@ -5,10 +5,12 @@
 
 #include <cstddef>
 #include <nlohmann/json_fwd.hpp>
+#include <optional>
 #include <string>
 
 #include "common/bytes.h"
 #include "tools/replay/replayer.h"
+#include "tools/replay/tiered_replay.h"
 #include "tools/replay/trace_formats.h"
 
 namespace palimpsest::replay {
@@ -26,12 +28,22 @@ struct ReplayReport {
 
   ReplayResult result;
   ReplayBounds bounds;
+
+  struct Tiers {
+    TierCosts costs;
+    TieredResult result;
+    TieredResult lru;         // the same tiers
+    TieredResult first_only;  // LRU in the first tier, and no other
+  };
+  std::optional<Tiers> tiers;
 };
 
-// Replays the trace under the policy and under those that stand beside it.
+// Replays the trace under the policy and under those that stand beside it. With `tiers` also
+// through these.
 absl::StatusOr<ReplayReport> MakeReplayReport(const TraceSource& source, const Trace& trace,
                                               const std::string& policy,
-                                              const ReplayOptions& options, Bytes token_bytes);
+                                              const ReplayOptions& options, Bytes token_bytes,
+                                              const std::optional<TierCosts>& tiers = std::nullopt);
 
 nlohmann::json ReplayJson(const ReplayReport& report);
 std::string ReplayTable(const ReplayReport& report);

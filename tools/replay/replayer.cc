@@ -51,14 +51,6 @@ constexpr ReplayPolicy kPolicies[] = {
     {"infinite", Discipline::kLeavesFirst, true, Make<cache::LruPolicy>},
 };
 
-void Add(const TraceRequest& request, size_t path, size_t hit, int64_t block_tokens,
-         ReplayCounts& counts) {
-  counts.blocks += static_cast<int64_t>(path);
-  counts.hit_blocks += static_cast<int64_t>(hit);
-  counts.tokens += request.input_tokens;
-  counts.hit_tokens += std::min(request.input_tokens, static_cast<int64_t>(hit) * block_tokens);
-}
-
 double Share(int64_t part, int64_t whole) {
   return whole == 0 ? 0 : static_cast<double>(part) / static_cast<double>(whole);
 }
@@ -83,6 +75,13 @@ absl::StatusOr<const ReplayPolicy*> FindReplayPolicy(absl::string_view name) {
   }
   return absl::InvalidArgumentError(
       absl::StrCat("policy '", name, "': expected one of ", absl::StrJoin(ReplayPolicies(), ", ")));
+}
+
+void ReplayCounts::Add(const TraceRequest& request, size_t path, size_t hit, int64_t block_tokens) {
+  blocks += static_cast<int64_t>(path);
+  hit_blocks += static_cast<int64_t>(hit);
+  tokens += request.input_tokens;
+  hit_tokens += std::min(request.input_tokens, static_cast<int64_t>(hit) * block_tokens);
 }
 
 double ReplayCounts::BlockRate() const { return Share(hit_blocks, blocks); }
@@ -120,10 +119,11 @@ ReplayResult Replay(const Trace& trace, const ReplayPolicy& policy, const Replay
                                                       .output_tokens = requests[i].output_tokens,
                                                       .expected_idle = hints[i].expected_idle,
                                                       .last_turn = hints[i].last_turn});
-    Add(requests[i], path.size(), outcome.cached, trace.block_tokens(),
-        result.halves[i * 2 < requests.size() ? 0 : 1]);
+    result.halves[i * 2 < requests.size() ? 0 : 1].Add(requests[i], path.size(), outcome.cached,
+                                                       trace.block_tokens());
     result.stored_blocks += static_cast<int64_t>(outcome.stored + end.stored);
     result.evicted_blocks += static_cast<int64_t>(outcome.evicted + end.evicted);
+    result.wasted_blocks += static_cast<int64_t>(outcome.wasted + end.wasted);
   }
   if (const auto* predictive = dynamic_cast<const reuse::PredictivePolicy*>(&cache.policy())) {
     result.calibration = predictive->calibration();
@@ -145,7 +145,7 @@ ReplayBounds ReplayAllBounds(const Trace& trace, const ReplayOptions& options) {
 }
 
 std::optional<double> GapClosed(double rate, double lru, double belady) {
-  if (belady <= lru) return std::nullopt;
+  if (belady - lru < kLeastGap) return std::nullopt;
   return (rate - lru) / (belady - lru);
 }
 

@@ -57,6 +57,8 @@ struct ReplayCounts {
   int64_t tokens = 0;  // of the prompts
   int64_t hit_tokens = 0;
 
+  // A request whose path has `path` blocks, of which the leading `hit` are cached.
+  void Add(const TraceRequest& request, size_t path, size_t hit, int64_t block_tokens);
   // 0 to 1; 0 if there are none.
   double BlockRate() const;
   double TokenRate() const;
@@ -69,6 +71,7 @@ struct ReplayResult {
   std::array<ReplayCounts, 2> halves;  // of the requests
   int64_t stored_blocks = 0;
   int64_t evicted_blocks = 0;
+  int64_t wasted_blocks = 0;  // of these, those that were not used since they were stored
   cache::Discipline discipline = cache::Discipline::kPlain;
   // Of policies that predict.
   std::optional<reuse::Calibration> calibration;
@@ -87,7 +90,8 @@ struct ReplayBounds {
 ReplayBounds ReplayAllBounds(const Trace& trace, const ReplayOptions& options);
 
 // The share of the way from plain LRU to Belady's optimum that a rate by blocks has gone; none if
-// there is no way to go.
+// the way is shorter than kLeastGap.
+inline constexpr double kLeastGap = 1e-4;
 std::optional<double> GapClosed(double rate, double lru, double belady);
 
 }  // namespace palimpsest::replay

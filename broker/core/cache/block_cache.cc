@@ -141,6 +141,10 @@ BlockCache::Outcome BlockCache::Admit(absl::Time now, absl::Span<const BlockKey>
   for (const BlockKey key : path) {
     const BlockHandle block = HandleOf(key);
     if (block == kNoBlock) break;
+    if (running.tail == kNoBlock && At(block).parent != kNoBlock) {
+      if (!At(At(block).parent).cached) break;
+      MoveTail(running, At(block).parent);
+    }
     assert(At(block).parent == running.tail);
     if (At(block).cached) {
       ++outcome.cached;
@@ -198,7 +202,8 @@ BlockHandle BlockCache::Allocate(BlockKey key, BlockHandle parent) {
   }
   const BlockHandle handle = free_.back();
   free_.pop_back();
-  At(handle) = {.key = key, .parent = parent};
+  At(handle) = {
+      .key = key, .parent = parent, .position = parent == kNoBlock ? 0 : At(parent).position + 1};
   handles_.emplace(key, handle);
   return handle;
 }

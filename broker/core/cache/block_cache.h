@@ -70,8 +70,9 @@ class BlockCache {
   Outcome End(const RequestEnd& end);
 
   // Stores blocks although no request asks for it: what another tier evicts, or what is fetched
-  // ahead. `path` is the head of a path; stops at a block that is not known, or for which there is
-  // no room. Only with kLeavesFirst.
+  // ahead. The blocks follow each other in a path, the first of them behind none or behind one that
+  // is cached; otherwise, and behind a block that is not known or finds no room, nothing is stored.
+  // Only with kLeavesFirst.
   Outcome Admit(absl::Time now, absl::Span<const BlockKey> path);
 
   // Victims of the last call, in the order in which they went. They are known still, unless the
@@ -81,6 +82,8 @@ class BlockCache {
   BlockHandle HandleOf(BlockKey key) const;
   // Of a known block; none if it is the first of its paths.
   std::optional<BlockKey> ParentOf(BlockHandle block) const;
+  // Of a known block: how many stand before it in its paths.
+  size_t PositionOf(BlockHandle block) const { return blocks_[block.value()].position; }
 
   size_t capacity() const { return options_.capacity; }
   size_t cached() const { return cached_; }
@@ -95,6 +98,7 @@ class BlockCache {
     BlockHandle parent = kNoBlock;
     // Cached children, and running requests whose stored path ends here.
     uint32_t holds = 0;
+    uint32_t position = 0;
     bool cached = false;
     bool used = false;  // since it was stored
   };

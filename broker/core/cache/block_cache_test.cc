@@ -124,6 +124,7 @@ TEST_F(AdmitTest, RequestsAloneStoreNothing) {
   EXPECT_NE(cache_.HandleOf(Path("c")[0]), kNoBlock);
   EXPECT_EQ(cache_.ParentOf(cache_.HandleOf(Path("c")[0])), Path("b")[0]);
   EXPECT_EQ(cache_.ParentOf(cache_.HandleOf(Path("a")[0])), std::nullopt);
+  EXPECT_EQ(cache_.PositionOf(cache_.HandleOf(Path("c")[0])), 2);
 }
 
 TEST_F(AdmitTest, KnownBlocksAreStoredInPlaceOfOthers) {
@@ -138,6 +139,13 @@ TEST_F(AdmitTest, KnownBlocksAreStoredInPlaceOfOthers) {
   EXPECT_EQ(Victims(), "cb");
   EXPECT_EQ(cache_.Admit(absl::InfinitePast(), Path("xyz")).stored, 0);
   EXPECT_EQ(Victims(), "");
+}
+
+TEST_F(AdmitTest, APartOfAPathIsStoredBehindWhatIsCachedAlone) {
+  Run("abcd");
+  EXPECT_EQ(cache_.Admit(absl::InfinitePast(), Path("cd")).stored, 0);
+  EXPECT_EQ(cache_.Admit(absl::InfinitePast(), Path("ab")).stored, 2);
+  EXPECT_EQ(cache_.Admit(absl::InfinitePast(), Path("cd")).stored, 2);
 }
 
 TEST_F(AdmitTest, NothingIsStoredBehindWhatIsNotKnown) {
