@@ -53,9 +53,11 @@ absl::Status DirectoryOptions::Validate() const {
     }
   }
   if (!(low_water >= 0 && low_water < 1) || !(prefetch_share >= 0 && prefetch_share <= 1) ||
-      max_loads < 1 || max_stores < 1 || max_waits < 1 || max_requests < 1 || events < 1) {
+      !(retain_share >= 0 && retain_share <= 1) || max_loads < 1 || max_stores < 1 ||
+      max_waits < 1 || max_requests < 1 || events < 1) {
     return absl::InvalidArgumentError(
-        "expected low_water from 0 to below 1, prefetch_share from 0 to 1, and max_loads, "
+        "expected low_water from 0 to below 1, prefetch_share and retain_share from 0 to 1, and "
+        "max_loads, "
         "max_stores, max_waits, max_requests "
         "and events of at least 1");
   }
@@ -270,6 +272,10 @@ absl::Status BlockDirectory::Release(SessionId session, uint64_t request,
 absl::Status BlockDirectory::EndRequest(SessionId session, const RequestEnding& ending,
                                         absl::Time now) {
   return impl_->EndRequest(session, ending, now);
+}
+absl::StatusOr<size_t> BlockDirectory::Hint(SessionId session, const BlockHint& hint,
+                                            absl::Time now) {
+  return impl_->Hint(session, hint, now);
 }
 void BlockDirectory::OnChunkMade(ArenaChunkId chunk, const absl::Status& status, absl::Time now) {
   impl_->OnChunkMade(chunk, status, now);

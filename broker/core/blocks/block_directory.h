@@ -124,6 +124,9 @@ struct DirectoryOptions {
   // What is not reported by then is late; the server gives up, and reports that.
   absl::Duration transfer_deadline = absl::Seconds(10);
   absl::Duration longest_wait = absl::Seconds(60);
+  // Of a tenant's T1, what clients may have retained.
+  double retain_share = 0.5;
+  absl::Duration longest_retention = absl::Hours(1);
   size_t max_waits = 64;        // of a session
   size_t max_requests = 65536;  // running, of a session
   // From the revocation of a chunk until the session that does not give it back is overdue.
@@ -174,6 +177,30 @@ struct Reserved {
 struct Trimmed {
   uint64_t blocks = 0;
   Bytes bytes;
+};
+
+// What a client knows of the blocks of a sequence from `first` on. It moves the tenant's own blocks
+// alone, and spends its own budgets.
+struct BlockHint {
+  enum class Kind : uint8_t {
+    // Those in T1 stay there, the first ones first, up to `budget` bytes and retain_share. After
+    // each
+    // half_life the last half of what is left of them is as others again, after `until` or
+    // longest_retention all.
+    kRetain,
+    // Those in T1 that nobody uses go to a lower tier, as if there were no room.
+    kDemote,
+    // The whole path comes to T1 by `until`, as far as the budget for prefetches allows.
+    kPrefetch,
+    // Those that nobody uses, and on which no others hang, are removed everywhere.
+    kRelease,
+  };
+  Kind kind = Kind::kRetain;
+  absl::Span<const BlockIdentity> ids;  // as in AcquireRequest
+  size_t first = 0;
+  absl::Time until = absl::InfiniteFuture();
+  absl::Duration half_life = absl::InfiniteDuration();
+  Bytes budget = Bytes(INT64_MAX);
 };
 
 class BlockDirectory {
@@ -241,6 +268,8 @@ class BlockDirectory {
                        absl::Time now);
   // Takes its pins back and answers those who wait for it. Without effect if it is not known.
   absl::Status EndRequest(SessionId session, const RequestEnding& ending, absl::Time now);
+  // How many blocks it moved or retained, or will.
+  absl::StatusOr<size_t> Hint(SessionId session, const BlockHint& hint, absl::Time now);
 
   // Results of actions.
 
@@ -270,7 +299,8 @@ class BlockDirectory {
 
   // Requires a known tenant and a tier that there is.
   TierCounters CountersOf(TenantId tenant, TierIndex tier) const;
-  // Blocks fetched for conversations that were expected to return.
+  // Blocks fetched before a request asked for them: by hints, and for conversations that were
+  // expected to go on.
   prefetch::PrefetchCounts PrefetchesOf(TenantId tenant) const;
   const BlockEvents& events() const;
   // Every block in every tier as kStored events with the number of the last event.

@@ -1,7 +1,8 @@
 // The directory's inside, shared by its source files: block_directory.cc (tenants, limits, what
 // there is to see), directory_sessions.cc (sessions and requests), directory_waits.cc (who waits
 // for promotions), directory_moves.cc (victims, transfers), directory_tiers.cc (what lower tiers
-// say, purges), directory_chunks.cc (memory that comes and goes), directory_check.cc.
+// say, purges), directory_chunks.cc (memory that comes and goes), directory_hints.cc,
+// directory_check.cc.
 //
 // Each call changes what it is about and then calls Pump, which looks at the whole state and begins
 // what is due: nothing is remembered as a promise.
@@ -54,6 +55,7 @@ class BlockDirectory::Impl {
   absl::Status Release(SessionId session, uint64_t request, absl::Span<const ArenaExtent> extents,
                        absl::Time now);
   absl::Status EndRequest(SessionId session, const RequestEnding& ending, absl::Time now);
+  absl::StatusOr<size_t> Hint(SessionId session, const BlockHint& hint, absl::Time now);
   void OnChunkMade(ArenaChunkId chunk, const absl::Status& status, absl::Time now);
   void OnChunkRetired(ArenaChunkId chunk, absl::Time now);
   absl::Status OnUnmapped(SessionId session, absl::Span<const ArenaChunkId> chunks, absl::Time now);
@@ -136,6 +138,13 @@ class BlockDirectory::Impl {
     TierState state;
     Bytes loading;  // under way and queued
   };
+  struct Retention {
+    TenantBlocks* tenant = nullptr;
+    absl::Time until;
+    absl::Duration half_life;
+    absl::Time next;                  // when some of them go
+    std::vector<BlockHandle> blocks;  // those before others first
+  };
   struct OpenPurge {
     TenantBlocks* tenant = nullptr;
     TierIndex tier;
@@ -213,7 +222,16 @@ class BlockDirectory::Impl {
   bool BeginLoad(TenantBlocks& tenant, BlockHandle block, absl::Time now);
   void BeginQueued(absl::Time now);
   void BeginPrefetches(TenantBlocks& tenant, absl::Time now);
+  size_t PrefetchPath(TenantBlocks& tenant, absl::Span<const BlockHandle> path,
+                      const prefetch::Wish& wish, absl::Time now);
   void SetPrefetchBudgets();
+
+  // Hints (directory_hints.cc). How many blocks each concerned.
+  size_t Retain(TenantBlocks& tenant, absl::Span<const BlockHandle> path, const BlockHint& hint,
+                absl::Time now);
+  void DecayRetentions(absl::Time now);
+  size_t Demote(TenantBlocks& tenant, absl::Span<const BlockHandle> path, absl::Time now);
+  size_t Forsake(TenantBlocks& tenant, absl::Span<const BlockHandle> path);
 
   // Lower tiers (directory_tiers.cc).
   // Takes note of a copy, or has it removed: the tenant, or another block with the key, is known.
@@ -256,6 +274,9 @@ class BlockDirectory::Impl {
   absl::btree_map<ArenaChunkId, absl::Time> revoking_;  // when it began
   absl::btree_set<ArenaChunkId> retiring_;
   absl::Time next_memory_ = absl::InfinitePast();
+
+  absl::btree_map<uint64_t, Retention> retentions_;
+  uint64_t last_retention_ = 0;
 
   absl::btree_map<PurgeId, OpenPurge> purges_;
   uint64_t last_transfer_ = 0, last_wait_ = 0, last_purge_ = 0;

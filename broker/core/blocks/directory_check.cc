@@ -82,7 +82,9 @@ absl::Status BlockDirectory::Impl::CheckSessions() const {
     for (const BlockHandle block : tenant->tree().All()) {
       const PlacedBlock& placed = tenant->At(block);
       const uint32_t counted =
-          placed.arena == InArena::kRanked ? tenant->rank(kArenaTier).pins(block) : 0;
+          placed.arena == InArena::kRanked
+              ? tenant->rank(kArenaTier).pins(block) - (placed.retention != 0 ? 1 : 0)
+              : 0;
       const auto found = pins.find({id, block});
       if (counted != (found == pins.end() ? 0 : found->second)) {
         return wrong("a block's pins are not those of requests");

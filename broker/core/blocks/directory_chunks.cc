@@ -101,6 +101,7 @@ void BlockDirectory::Impl::Evacuate(TenantBlocks& tenant, ArenaChunkId chunk, ab
   for (const BlockKey& key : ledger_.BlocksIn(chunk)) {
     const BlockHandle block = tenant.tree().Find(key);
     const PlacedBlock& placed = tenant.At(block);
+    if (placed.retention != 0) tenant.Unretain(block);
     if (placed.arena == InArena::kRanked) {
       const bool waits = placed.store != TransferId() ||
                          (!placed.HasCopy() && stores_.size() >= options_.max_stores);

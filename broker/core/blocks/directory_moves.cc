@@ -74,12 +74,12 @@ void BlockDirectory::Impl::LetGo(TenantBlocks& tenant, BlockHandle block, absl::
                                      absl::ZeroDuration(), now),
                        now);
   if (placed.store != TransferId()) {  // a copy is on its way since an earlier time
-    tenant.Leave(block, InArena::kLeaving, now);
+    tenant.Leave(block, InArena::kLeaving);
     return;
   }
   std::optional<TierIndex> tier;
   if (!placed.HasCopy()) tier = ChooseTier(tenant, block, kArenaTier, placed.length, now);
-  tenant.Leave(block, tier.has_value() ? InArena::kLeaving : InArena::kSpare, now);
+  tenant.Leave(block, tier.has_value() ? InArena::kLeaving : InArena::kSpare);
   if (tier.has_value()) BeginStore(tenant, block, kArenaTier, *tier, now);
 }
 
@@ -274,7 +274,7 @@ void BlockDirectory::Impl::BeginQueued(absl::Time now) {
     LowerOf(next.from).loading -= next.length;
     next.tenant->At(next.block).load_queued = false;
     if (!BeginLoad(*next.tenant, next.block, now)) {
-      next.tenant->At(next.block).prefetched = false;
+      next.tenant->At(next.block).prefetched.reset();
       WakeWaits(*next.tenant, next.block);
     }
     next.tenant->tree().Release(next.block);
@@ -293,24 +293,32 @@ void BlockDirectory::Impl::SetPrefetchBudgets() {
   }
 }
 
-// The prefix that is not in T1, block by block as long as each can be there in time.
 void BlockDirectory::Impl::BeginPrefetches(TenantBlocks& tenant, absl::Time now) {
   while (const std::optional<Prefetcher::Due> due = tenant.prefetcher().TakeDue(now)) {
-    for (const BlockHandle block : due->path) {
-      if (tenant.At(block).ready() || Coming(tenant, block)) continue;
-      const std::optional<TierIndex> from = BestCopy(tenant, block);
-      if (tenant.At(block).arena != InArena::kNo || !from.has_value() ||
-          load_queue_.size() >= options_.max_queued_loads) {
-        break;
-      }
-      const Bytes length = tenant.At(block).CopyIn(*from)->length;
-      const auto grant =
-          tenant.prefetcher().planner().Begin(now, from->value() - size_t{1}, 1, length, due->wish);
-      if (grant.blocks == 0) break;
-      QueueLoad(tenant, block);
-      tenant.At(block).prefetched = true;
-    }
+    PrefetchPath(tenant, due->path, due->wish, now);
   }
+}
+
+// What is not in T1, block by block as long as each can be there in time.
+size_t BlockDirectory::Impl::PrefetchPath(TenantBlocks& tenant, absl::Span<const BlockHandle> path,
+                                          const prefetch::Wish& wish, absl::Time now) {
+  size_t begun = 0;
+  for (const BlockHandle block : path) {
+    if (tenant.At(block).ready() || Coming(tenant, block)) continue;
+    const std::optional<TierIndex> from = BestCopy(tenant, block);
+    if (tenant.At(block).arena != InArena::kNo || !from.has_value() ||
+        load_queue_.size() >= options_.max_queued_loads) {
+      break;
+    }
+    const Bytes length = tenant.At(block).CopyIn(*from)->length;
+    const auto grant =
+        tenant.prefetcher().planner().Begin(now, from->value() - size_t{1}, 1, length, wish);
+    if (grant.blocks == 0) break;
+    QueueLoad(tenant, block);
+    tenant.At(block).prefetched = wish.trigger;
+    ++begun;
+  }
+  return begun;
 }
 
 bool BlockDirectory::Impl::BeginLoad(TenantBlocks& tenant, BlockHandle block, absl::Time now) {

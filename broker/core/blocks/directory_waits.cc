@@ -179,11 +179,13 @@ absl::Time BlockDirectory::Impl::Tick(absl::Time now) {
   for (const auto& [chunk, since] : revoking_) {
     if (since + options_.unmap_deadline <= now) ReportOverdue(chunk);
   }
+  DecayRetentions(now);
   for (const auto& [id, tenant] : tenants_) BeginPrefetches(*tenant, now);
   Pump(now);
   absl::Time next = absl::InfiniteFuture();
   for (const auto& [id, tenant] : tenants_) next = std::min(next, tenant->prefetcher().next());
   if (!wait_deadlines_.empty()) next = wait_deadlines_.begin()->first;
+  for (const auto& [id, retention] : retentions_) next = std::min(next, retention.next);
   for (const auto& [id, purge] : purges_) next = std::min(next, purge.again);
   for (const auto& [chunk, since] : revoking_) {
     for (const absl::Duration after : {options_.unmap_deadline / 2, options_.unmap_deadline}) {

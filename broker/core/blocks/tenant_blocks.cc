@@ -190,7 +190,7 @@ void TenantBlocks::Reserved(BlockHandle block, Bytes length) {
 void TenantBlocks::Unreserved(BlockHandle block) {
   assert(At(block).arena == InArena::kWriting);
   At(block).arena = InArena::kNo;
-  At(block).prefetched = false;
+  At(block).prefetched.reset();
   tree_.Release(block);
 }
 
@@ -199,19 +199,19 @@ void TenantBlocks::Committed(BlockHandle block, TierIndex from) {
   assert(placed.arena == InArena::kWriting);
   placed.arena = InArena::kRanked;
   placed.promoted_from = from.value();
-  if (std::exchange(placed.prefetched, false)) {
-    prefetcher_.planner().OnFetched(tree_.key(block), prefetch::Trigger::kTransition);
+  if (placed.prefetched.has_value()) {
+    prefetcher_.planner().OnFetched(tree_.key(block), *placed.prefetched);
+    placed.prefetched.reset();
   }
   rank(kArenaTier).Insert(block);
   Count(BlockEvent::Kind::kStored, kArenaTier, block);
 }
 
-void TenantBlocks::Leave(BlockHandle block, InArena to, absl::Time now) {
+void TenantBlocks::Leave(BlockHandle block, InArena to) {
   PlacedBlock& placed = At(block);
-  assert(placed.arena == InArena::kRanked);
+  assert(placed.arena == InArena::kRanked && placed.retention == 0);
   rank(kArenaTier).Remove(block);
   placed.arena = InArena::kLeaving;
-  placed.leaving_since = now;
   leaving_bytes_ += account(kArenaTier).Rounded(placed.length);
   if (to == InArena::kSpare) Spare(block);
 }
@@ -226,16 +226,37 @@ void TenantBlocks::Spare(BlockHandle block) {
   spare_.Push(block);
 }
 
+void TenantBlocks::ComeBack(BlockHandle block) {
+  PlacedBlock& placed = At(block);
+  if (placed.arena == InArena::kRanked) return;
+  assert(placed.arena == InArena::kLeaving || placed.arena == InArena::kSpare);
+  const Bytes bytes = account(kArenaTier).Rounded(placed.length);
+  (placed.arena == InArena::kSpare ? spare_bytes_ : leaving_bytes_) -= bytes;
+  spare_.Remove(block);
+  placed.arena = InArena::kRanked;
+  rank(kArenaTier).Insert(block);
+}
+
+void TenantBlocks::Retain(BlockHandle block, uint64_t retention) {
+  PlacedBlock& placed = At(block);
+  assert(placed.retention == 0 && retention != 0);
+  ComeBack(block);
+  placed.retention = retention;
+  retained_bytes_ += account(kArenaTier).Rounded(placed.length);
+  rank(kArenaTier).Pin(block);
+}
+
+void TenantBlocks::Unretain(BlockHandle block) {
+  PlacedBlock& placed = At(block);
+  assert(placed.retention != 0);
+  placed.retention = 0;
+  retained_bytes_ -= account(kArenaTier).Rounded(placed.length);
+  rank(kArenaTier).Unpin(block);
+}
+
 TierIndex TenantBlocks::Pinned(BlockHandle block) {
   PlacedBlock& placed = At(block);
-  if (placed.arena != InArena::kRanked) {
-    assert(placed.arena == InArena::kLeaving || placed.arena == InArena::kSpare);
-    const Bytes bytes = account(kArenaTier).Rounded(placed.length);
-    (placed.arena == InArena::kSpare ? spare_bytes_ : leaving_bytes_) -= bytes;
-    spare_.Remove(block);
-    placed.arena = InArena::kRanked;
-    rank(kArenaTier).Insert(block);
-  }
+  ComeBack(block);
   rank(kArenaTier).Pin(block);
   prefetcher_.planner().OnUsed(tree_.key(block));
   const TierIndex from(placed.promoted_from);
@@ -246,6 +267,7 @@ TierIndex TenantBlocks::Pinned(BlockHandle block) {
 void TenantBlocks::Dropped(BlockHandle block) {
   PlacedBlock& placed = At(block);
   const Bytes bytes = account(kArenaTier).Rounded(placed.length);
+  if (placed.retention != 0) Unretain(block);
   if (placed.arena == InArena::kRanked) {
     rank(kArenaTier).Remove(block);
   } else {
@@ -301,7 +323,7 @@ void TenantBlocks::Removed(BlockHandle block, TierIndex tier) {
 absl::Status TenantBlocks::CheckConsistency() const {
   std::vector<uint64_t> blocks(tiers());
   std::vector<Bytes> copies(tiers()), leaving(tiers());
-  Bytes spare, arena_leaving;
+  Bytes spare, arena_leaving, retained;
   const auto wrong = [this](absl::string_view what) {
     return absl::InternalError(absl::StrCat("tenant ", tenant_.name, ": ", what));
   };
@@ -313,6 +335,10 @@ absl::Status TenantBlocks::CheckConsistency() const {
     blocks[0] += ready ? 1 : 0;
     if (placed.arena == InArena::kSpare) spare += bytes;
     if (placed.arena == InArena::kLeaving) arena_leaving += bytes;
+    if (placed.retention != 0) retained += bytes;
+    if (placed.retention != 0 && placed.arena != InArena::kRanked) {
+      return wrong("a block is retained where it is not");
+    }
     if (spare_.Contains(block) != (placed.arena == InArena::kSpare)) {
       return wrong("the list of spare blocks is not that of their states");
     }
@@ -333,8 +359,8 @@ absl::Status TenantBlocks::CheckConsistency() const {
         (placed.arena != InArena::kNo ? 1 : 0) + static_cast<uint32_t>(placed.copies.size());
     if (tree_.retained(block) < holds) return wrong("a block that lies somewhere may be forgotten");
   }
-  if (spare != spare_bytes_ || arena_leaving != leaving_bytes_) {
-    return wrong("bytes on their way out are counted wrongly");
+  if (spare != spare_bytes_ || arena_leaving != leaving_bytes_ || retained != retained_bytes_) {
+    return wrong("bytes on their way out, or retained, are counted wrongly");
   }
   for (size_t i = 0; i < tiers(); ++i) {
     const TierAccount& account = accounts_[i];

@@ -51,14 +51,15 @@ struct Copy {
 
 struct PlacedBlock {
   InArena arena = InArena::kNo;
-  bool doomed = false;        // purged while it was written: must not be served
-  bool prefetched = false;    // being loaded, and nobody asked for it
+  bool doomed = false;  // purged while it was written: must not be served
+  // Being loaded, and nobody asked for it.
+  std::optional<prefetch::Trigger> prefetched;
+  uint64_t retention = 0;     // by which it is retained; 0: none
   uint8_t promoted_from = 0;  // the tier, until it is used
   bool load_queued = false;
   Bytes length;       // in the arena
   TransferId load{};  // under way, 0: none
   TransferId store{};
-  absl::Time leaving_since = absl::InfinitePast();
   cache::Outlook at_least;  // what blocks that hang on it and were kept were expected to do
   // Of `copies`.
   std::unique_ptr<BlockIdentity> id;
@@ -135,11 +136,15 @@ class TenantBlocks {
   void Unreserved(BlockHandle block);
   // From a lower tier, if it was promoted.
   void Committed(BlockHandle block, TierIndex from);
-  // kRanked, and chosen to go.
-  void Leave(BlockHandle block, InArena to, absl::Time now);
+  // kRanked, chosen to go, and not retained.
+  void Leave(BlockHandle block, InArena to);
   void Spare(BlockHandle block);
   // An Acquire pins it. Which tier it is a hit of.
   TierIndex Pinned(BlockHandle block);
+  // It must not be chosen to go until Unretain, or until it is dropped. Requires that it is ready.
+  void Retain(BlockHandle block, uint64_t retention);
+  void Unretain(BlockHandle block);
+  Bytes retained_bytes() const { return retained_bytes_; }
   void Unpinned(BlockHandle block) { rank(kArenaTier).Unpin(block); }
   void Dropped(BlockHandle block);
   BlockHandle oldest_spare() const { return spare_.oldest(); }
@@ -157,6 +162,8 @@ class TenantBlocks {
 
  private:
   cache::Outlook Guess() const;
+  // Of a block that is ready: kRanked from now on.
+  void ComeBack(BlockHandle block);
   void Count(BlockEvent::Kind kind, TierIndex tier, BlockHandle block);
 
   BlockTenant tenant_;
@@ -169,6 +176,7 @@ class TenantBlocks {
   cache::BlockList spare_;          // in the order in which they were chosen
   Bytes spare_bytes_;
   Bytes leaving_bytes_;
+  Bytes retained_bytes_;
   uint64_t last_request_ = 0;
 };
 

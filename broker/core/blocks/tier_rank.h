@@ -29,6 +29,9 @@ class TierRank {
   bool Contains(BlockHandle block) const {
     return block.value() < states_.size() && states_[block.value()].ranked;
   }
+  bool IsCandidate(BlockHandle block) const {
+    return block.value() < states_.size() && states_[block.value()].candidate;
+  }
   size_t size() const { return size_; }
   // Blocks that may be victims.
   size_t candidates() const { return candidates_; }
