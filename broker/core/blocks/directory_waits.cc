@@ -184,7 +184,7 @@ absl::Time BlockDirectory::Impl::Tick(absl::Time now) {
   Pump(now);
   absl::Time next = absl::InfiniteFuture();
   for (const auto& [id, tenant] : tenants_) next = std::min(next, tenant->prefetcher().next());
-  if (!wait_deadlines_.empty()) next = wait_deadlines_.begin()->first;
+  if (!wait_deadlines_.empty()) next = std::min(next, wait_deadlines_.begin()->first);
   for (const auto& [id, retention] : retentions_) next = std::min(next, retention.next);
   for (const auto& [id, purge] : purges_) next = std::min(next, purge.again);
   for (const auto& [chunk, since] : revoking_) {
