@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cassert>
-#include <cmath>
 #include <optional>
 #include <utility>
 
@@ -18,7 +17,7 @@ TieredCache::TieredCache(const TierCosts& costs, Bytes block, int64_t block_toke
       block_tokens_(block_tokens),
       prices_(costs.tiers.size()),
       counts_(costs.tiers.size()),
-      busy_(costs.tiers.size()) {
+      links_(costs.tiers.size()) {
   assert(!costs.tiers.empty());
   for (const ReplayTier& tier : costs.tiers) {
     caches_.push_back(std::make_unique<BlockCache>(
@@ -102,7 +101,7 @@ size_t TieredCache::Choose(size_t from, absl::Time now, BlockKey key) {
   size_t best = tiers();
   double most = 0;
   for (size_t tier = from + 1; tier < tiers(); ++tier) {
-    const absl::Duration move = costs_.tiers[tier].Store(block_) * busy_[tier].ShareAt(now);
+    const absl::Duration move = costs_.tiers[tier].Store(block_) * links_[tier].ShareAt(now);
     const double gain = RateOf(tier, *outlook, position, move) - PriceOf(tier, now);
     if (gain <= most) continue;
     most = gain;
@@ -139,17 +138,7 @@ double TieredCache::PrefetchGain(size_t from, size_t to, double probability, abs
 }
 
 void TieredCache::OnLoad(size_t tier, absl::Time now, Bytes bytes) {
-  Busy& busy = busy_[tier];
-  busy = {.seconds = busy.SecondsAt(now) + absl::ToDoubleSeconds(costs_.tiers[tier].Load(bytes)),
-          .updated = now};
-}
-
-double TieredCache::Busy::SecondsAt(absl::Time now) const {
-  return seconds == 0 ? 0 : seconds * std::exp(-absl::FDivDuration(now - updated, kMemory));
-}
-
-double TieredCache::Busy::ShareAt(absl::Time now) const {
-  return std::min(1.0, SecondsAt(now) / absl::ToDoubleSeconds(kMemory));
+  links_[tier].OnLoad(costs_.tiers[tier].Load(bytes), now);
 }
 
 }  // namespace palimpsest::replay

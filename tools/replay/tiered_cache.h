@@ -87,23 +87,13 @@ class TieredCache {
                 absl::Duration move) const;
   double PriceOf(size_t tier, absl::Time now) const;
 
-  // How much of the time loads keep a link busy: a mean over about a minute.
-  struct Busy {
-    static constexpr absl::Duration kMemory = absl::Minutes(1);
-    double seconds = 0;  // decayed
-    absl::Time updated = absl::InfinitePast();
-
-    double SecondsAt(absl::Time now) const;
-    double ShareAt(absl::Time now) const;
-  };
-
   const TierCosts& costs_;
   const Bytes block_;
   const int64_t block_tokens_;
   std::vector<std::unique_ptr<cache::BlockCache>> caches_;
   std::vector<blocks::TierPrice> prices_;
   std::vector<TierCounts> counts_;
-  std::vector<Busy> busy_;
+  std::vector<blocks::LinkUse> links_;
   std::function<void(size_t, BlockKey)> on_evict_;
 };
 

@@ -49,12 +49,12 @@ inline TierState Serving() {
 
 class BlockDirectoryTest : public testing::Test {
  protected:
-  // Anna with two sessions and `chunks` of T1, ranked by last use.
+  // Anna with two sessions and `chunks` of T1, ranked by policy_.
   void Start(int64_t chunks, DirectoryOptions options = Options()) {
     store_ = std::make_unique<SimulatedStore>(options, absl::UnixEpoch() + absl::Hours(1));
     BlockTenant anna = {.id = kAnna, .name = "anna", .budgets = {kBlock * 10 * chunks}};
     anna.recompute = {.first = absl::Seconds(1)};
-    anna.policy = [](TierIndex) { return std::make_unique<cache::LruPolicy>(); };
+    anna.policy = policy_;
     BlockTenant berta = anna;
     berta.id = kBerta;
     berta.name = "berta";
@@ -138,6 +138,7 @@ class BlockDirectoryTest : public testing::Test {
     return counters.refusals[static_cast<size_t>(why)];
   }
 
+  PolicyMaker policy_ = [](TierIndex) { return std::make_unique<cache::LruPolicy>(); };
   std::unique_ptr<SimulatedStore> store_;
 };
 

@@ -137,6 +137,7 @@ class BlockDirectory::Impl {
     LowerTier config;
     TierState state;
     Bytes loading;  // under way and queued
+    LinkUse use;
   };
   struct Retention {
     TenantBlocks* tenant = nullptr;
@@ -202,8 +203,8 @@ class BlockDirectory::Impl {
 
   // Victims and transfers (directory_moves.cc).
   std::optional<TierIndex> BestCopy(TenantBlocks& tenant, BlockHandle block) const;
-  // The lower tier behind `above` where the block is best kept.
-  std::optional<TierIndex> ChooseTier(TenantBlocks& tenant, BlockHandle block, TierIndex above,
+  // The tier behind `from` where a block that leaves `from` is best kept. Notes what it loses.
+  std::optional<TierIndex> ChooseTier(TenantBlocks& tenant, BlockHandle block, TierIndex from,
                                       Bytes length, absl::Time now);
   std::optional<double> ExcessIn(TenantBlocks& tenant, BlockHandle block, TierIndex tier,
                                  Bytes length, absl::Time now);

@@ -25,8 +25,8 @@ std::optional<double> BlockDirectory::Impl::ExcessIn(TenantBlocks& tenant, Block
     account.Refuse(Refusal::kBroken);
     return std::nullopt;
   }
-  const double rate =
-      tenant.RateOf(block, length, lower.state.load, lower.state.store.Expect(length), now);
+  const absl::Duration move = lower.state.store.Expect(length) * lower.use.ShareAt(now);
+  const double rate = tenant.RateOf(block, length, lower.state.load.Expect(length), move, now);
   if (rate <= 0) {
     account.Refuse(Refusal::kWorthless);
     return std::nullopt;
@@ -49,11 +49,11 @@ std::optional<double> BlockDirectory::Impl::ExcessIn(TenantBlocks& tenant, Block
 }
 
 std::optional<TierIndex> BlockDirectory::Impl::ChooseTier(TenantBlocks& tenant, BlockHandle block,
-                                                          TierIndex above, Bytes length,
+                                                          TierIndex from, Bytes length,
                                                           absl::Time now) {
   std::optional<TierIndex> best;
   double most = 0;
-  for (size_t i = above.value() + size_t{1}; i <= lower_.size(); ++i) {
+  for (size_t i = from.value() + size_t{1}; i <= lower_.size(); ++i) {
     const TierIndex tier(static_cast<uint8_t>(i));
     const std::optional<double> excess = ExcessIn(tenant, block, tier, length, now);
     if (!excess.has_value() || *excess <= most) continue;
@@ -62,17 +62,20 @@ std::optional<TierIndex> BlockDirectory::Impl::ChooseTier(TenantBlocks& tenant, 
   }
   if (best.has_value() && stores_.size() >= options_.max_stores) {
     tenant.account(*best).Refuse(Refusal::kBusy);
-    return std::nullopt;
+    best.reset();
+    most = 0;
+  }
+  if (tenant.Predicts(block, now)) {
+    const absl::Duration load =
+        from == kArenaTier ? absl::ZeroDuration() : LowerOf(from).state.load.Expect(length);
+    const double here = tenant.RateOf(block, length, load, absl::ZeroDuration(), now);
+    tenant.account(from).price.OnEvicted(std::max(0.0, here - most), now);
   }
   return best;
 }
 
 void BlockDirectory::Impl::LetGo(TenantBlocks& tenant, BlockHandle block, absl::Time now) {
   const PlacedBlock& placed = tenant.At(block);
-  tenant.account(kArenaTier)
-      .price.OnEvicted(tenant.RateOf(block, placed.length, {.bytes_per_second = 1e18},
-                                     absl::ZeroDuration(), now),
-                       now);
   if (placed.store != TransferId()) {  // a copy is on its way since an earlier time
     tenant.Leave(block, InArena::kLeaving);
     return;
@@ -87,12 +90,9 @@ void BlockDirectory::Impl::LetGoBelow(TenantBlocks& tenant, TierIndex tier, Bloc
                                       absl::Time now) {
   PlacedBlock& placed = tenant.At(block);
   const Bytes length = placed.CopyIn(tier)->length;
-  const TierState& state = LowerOf(tier).state;
-  tenant.account(tier).price.OnEvicted(
-      tenant.RateOf(block, length, state.load, absl::ZeroDuration(), now), now);
   tenant.LeaveTier(block, tier);
   if (placed.arena == InArena::kNo && !placed.HasCopy() && placed.store == TransferId() &&
-      state.serving) {
+      LowerOf(tier).state.serving) {
     const std::optional<TierIndex> next = ChooseTier(tenant, block, tier, length, now);
     if (next.has_value()) {
       BeginStore(tenant, block, tier, *next, now);
@@ -346,6 +346,7 @@ bool BlockDirectory::Impl::BeginLoad(TenantBlocks& tenant, BlockHandle block, ab
   tenant.tree().Retain(block);
   ++account.counters.promotions_started;
   LowerOf(*from).loading += copy.length;
+  LowerOf(*from).use.OnLoad(LowerOf(*from).state.load.Expect(copy.length), now);
   loads_.emplace(id, Load{.tenant = &tenant,
                           .block = block,
                           .from = *from,

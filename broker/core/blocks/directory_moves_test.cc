@@ -174,13 +174,29 @@ TEST_F(BlockDirectoryTest, TierBelowKeepsToItsBudgetByWorth) {
     ASSERT_LE(Counters(kNvme).used, kBlock * 10);
   }
   EXPECT_GT(Counters(kNvme).removed, 5);
-  EXPECT_GT(Counters(kNvme).price, 0);
   EXPECT_LE(store_->tiers[kNvme.value()].size(), 10);
   const auto trimmed = directory().Trim(kAnna, kNvme, kBlock * 2, now());
   ASSERT_TRUE(trimmed.ok());
   EXPECT_GT(trimmed->blocks, 0);
   store_->PerformAll();
   EXPECT_LE(Counters(kNvme).used, kBlock * 2);
+}
+
+TEST_F(BlockDirectoryTest, WithPredictionsATierThatEvictsHasAPrice) {
+  policy_ = nullptr;
+  Start(1);
+  ASSERT_TRUE(directory().SetBudget(kAnna, kNvme, kBlock * 10, now()).ok());
+  for (uint64_t name = 1; name < 30; ++name) {
+    store_->now += absl::Seconds(30);
+    Acquire(kOne, name, Path(name, 5));
+    Write(kOne, Path(name, 5), name);
+    End(kOne, name);
+    store_->PerformAll();
+  }
+  EXPECT_GT(Counters(kNvme).removed, 0);
+  EXPECT_GT(Counters(kNvme).price, 0);
+  EXPECT_LT(Counters(kArenaTier).price, Counters(kNvme).price)
+      << "what leaves T1 is kept below, and loses little";
 }
 
 TEST_F(BlockDirectoryTest, TenantsUseTheirOwnBudgets) {

@@ -24,10 +24,10 @@ double TierPrice::MeanAt(absl::Time now) const {
   return mean_ * std::exp2(-absl::FDivDuration(now - updated_, kHalfLife));
 }
 
-void TierPrice::OnEvicted(double rate, absl::Time now) {
+void TierPrice::OnEvicted(double loss, absl::Time now) {
   const double mean = MeanAt(now);
   const double price = At(now);
-  mean_ = updated_ == absl::InfinitePast() ? rate : mean + kWeight * (rate - mean);
+  mean_ = updated_ == absl::InfinitePast() ? loss : mean + kWeight * (loss - mean);
   price_ = std::abs(mean_ - price) > kBand * price ? mean_ : price;
   updated_ = now;
 }
@@ -36,6 +36,19 @@ void TierPrice::OnEvicted(double rate, absl::Time now) {
 double TierPrice::At(absl::Time now) const {
   const double mean = MeanAt(now);
   return mean < price_ * (1 - kBand) ? mean : price_;
+}
+
+void LinkUse::OnLoad(absl::Duration length, absl::Time now) {
+  seconds_ = SecondsAt(now) + absl::ToDoubleSeconds(length);
+  updated_ = now;
+}
+
+double LinkUse::SecondsAt(absl::Time now) const {
+  return seconds_ == 0 ? 0 : seconds_ * std::exp(-absl::FDivDuration(now - updated_, kMemory));
+}
+
+double LinkUse::ShareAt(absl::Time now) const {
+  return std::min(1.0, SecondsAt(now) / absl::ToDoubleSeconds(kMemory));
 }
 
 }  // namespace palimpsest::blocks

@@ -6,8 +6,10 @@
 //   rate(block, tier)  = worth x (hits per second / P(reuse)) / bytes
 //
 // The rate is in seconds saved per byte-second: P(reuse) / (hits per second) is how long the block
-// is expected to be held until it is used or given up. A tier's price is the smoothed rate of what
-// it evicted.
+// is expected to be held until it is used or given up. A tier's price is the smoothed loss of what
+// it evicted: the rate that it had there, less what it gains where it goes. Moving a block takes
+// from others what its transfer makes loads wait: its length times the share of the link that loads
+// keep busy.
 //
 // Threads: none.
 #ifndef PALIMPSEST_BROKER_CORE_BLOCKS_PLACEMENT_H_
@@ -39,8 +41,8 @@ class TierPrice {
   // Without evictions there is room: the mean falls by half in this time.
   static constexpr absl::Duration kHalfLife = absl::Seconds(60);
 
-  // A block of that rate was evicted. Times do not go back.
-  void OnEvicted(double rate, absl::Time now);
+  // A block was evicted that lost so much. Times do not go back.
+  void OnEvicted(double loss, absl::Time now);
   double At(absl::Time now) const;
   // As of the last eviction.
   double last() const { return price_; }
@@ -50,6 +52,23 @@ class TierPrice {
 
   double mean_ = 0;
   double price_ = 0;
+  absl::Time updated_ = absl::InfinitePast();
+};
+
+// How much of the time loads keep a link busy: a mean over about kMemory.
+class LinkUse {
+ public:
+  static constexpr absl::Duration kMemory = absl::Minutes(1);
+
+  // A load that takes so long. Times do not go back.
+  void OnLoad(absl::Duration length, absl::Time now);
+  // 0 to 1.
+  double ShareAt(absl::Time now) const;
+
+ private:
+  double SecondsAt(absl::Time now) const;
+
+  double seconds_ = 0;  // decayed
   absl::Time updated_ = absl::InfinitePast();
 };
 

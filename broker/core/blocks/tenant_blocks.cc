@@ -157,13 +157,12 @@ cache::Outlook TenantBlocks::OutlookOf(BlockHandle block, absl::Time now) {
   return outlook;
 }
 
-double TenantBlocks::RateOf(BlockHandle block, Bytes length, const TransferCost& load,
+double TenantBlocks::RateOf(BlockHandle block, Bytes length, absl::Duration load,
                             absl::Duration move, absl::Time now) {
-  return WorthRate(OutlookOf(block, now),
-                   {.otherwise = tenant_.recompute.At(tree_.position(block)),
-                    .load = load.Expect(length),
-                    .move = move},
-                   length);
+  return WorthRate(
+      OutlookOf(block, now),
+      {.otherwise = tenant_.recompute.At(tree_.position(block)), .load = load, .move = move},
+      length);
 }
 
 void TenantBlocks::Count(BlockEvent::Kind kind, TierIndex tier, BlockHandle block) {

@@ -127,7 +127,7 @@ class TenantBlocks {
   }
   cache::Outlook OutlookOf(BlockHandle block, absl::Time now);
   // What it is worth in a tier as long as nothing but recomputing could replace it.
-  double RateOf(BlockHandle block, Bytes length, const TransferCost& load, absl::Duration move,
+  double RateOf(BlockHandle block, Bytes length, absl::Duration load, absl::Duration move,
                 absl::Time now);
 
   // The arena.
