@@ -347,6 +347,12 @@ absl::Status Broker::Handle(const std::shared_ptr<Session>& session,
   const absl::StatusOr<WorkerEvent> event =
       ParseWorkerMessage(message, options_.arbiter.pool_slabs);
   if (!event.ok()) return event.status();
+  if (const auto* unmapped = std::get_if<ChunksUnmappedEvent>(&*event)) {
+    if (parts_.blocks != nullptr) {
+      parts_.blocks->ChunksUnmapped(session->id, *stream, unmapped->chunks);
+    }
+    return absl::OkStatus();
+  }
   Decide([&](absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     if (session->stream == stream) Apply(*session, *event, now);
   });

@@ -39,6 +39,7 @@
 #include "broker/core/peer_images.h"
 #include "broker/core/pool_config.h"
 #include "broker/device/slab_device.h"
+#include "broker/server/block_sessions.h"
 #include "broker/server/broker_metrics.h"
 #include "broker/server/descriptor_server.h"
 #include "broker/server/hand_over.h"
@@ -92,6 +93,8 @@ class Broker : public DescriptorDelegate {
     HandOverTable& hand_overs;
     BrokerMetrics& metrics;
     std::function<void(const absl::Status&)> fatal;
+    // Null without tiers.
+    BlockSessions* blocks = nullptr;
   };
 
   using PeerMemory = std::vector<std::shared_ptr<const UniqueFd>>;
@@ -250,6 +253,7 @@ class Broker : public DescriptorDelegate {
   const std::string& TenantName(TenantId tenant) const {
     return options_.tenants[tenant.value()].name;
   }
+  void FillStatus(v1::GetStatusResponse& out);
   void FillTenant(const TenantSnapshot& tenant, TenantId id, v1::TenantMemory& out)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 

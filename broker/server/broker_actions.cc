@@ -183,6 +183,10 @@ void Broker::Do(const Work& work, const SendAttached& attached) {
         absl::ToDoubleSeconds(options_.hibernate_after[session.tenant->value()]));
   }
   *out.mutable_image() = attached.image->manifest;
+  if (parts_.blocks != nullptr) {
+    out.set_block_token(
+        parts_.blocks->Attached({session.id, *session.tenant, session.process, work.stream}));
+  }
   if (attached.send_image) {
     const Token token =
         parts_.hand_overs.Offer(work.stream->connection(),
@@ -307,6 +311,7 @@ void Broker::Perform(const Work& work, const KillProcess& kill) {
 void Broker::Perform(const Work&, const CleanSlabs& clean) { cleaner_->Enqueue(clean.slabs); }
 
 void Broker::Perform(const Work& work, const SessionEnded&) {
+  if (parts_.blocks != nullptr) parts_.blocks->Ended(work.session->id);
   // Only a worker that detached may still be connected.
   if (work.stream != nullptr) work.stream->Close("the session has ended");
 }
@@ -353,6 +358,12 @@ void Broker::SlabsClean(absl::Span<const SlabId> slabs) {
 
 v1::GetStatusResponse Broker::Status() {
   v1::GetStatusResponse out;
+  FillStatus(out);
+  if (parts_.blocks != nullptr) parts_.blocks->FillStatus(out);
+  return out;
+}
+
+void Broker::FillStatus(v1::GetStatusResponse& out) {
   MutexLock lock(&mu_);
   const ArbiterSnapshot snapshot = arbiter_.Snapshot();
   out.set_broker_generation(options_.arbiter.generation);
@@ -384,7 +395,6 @@ v1::GetStatusResponse Broker::Status() {
     transfer.set_finished_at(
         absl::ToDoubleSeconds(finished.finished_at + wall - absl::UnixEpoch()));
   }
-  return out;
 }
 
 void Broker::FillTenant(const TenantSnapshot& tenant, TenantId id, v1::TenantMemory& out) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 #include <set>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "common/descriptor_protocol.h"
@@ -71,6 +72,7 @@ BrokerTenant ReadTenant(ConfigReader& reader, const BrokerConfig& config) {
                                            absl::Hours(24 * 365), absl::ZeroDuration());
   if (reader.Has("floor")) tenant.floor = reader.Size("floor", Bytes(0), pool_bytes);
   tenant.quota = reader.Size("quota", Bytes(1), pool_bytes, pool_bytes);
+  tenant.blocks = ReadBudgets(reader, config.tiers);
   return tenant;
 }
 
@@ -174,6 +176,17 @@ void SizePool(BrokerConfig& config, ConfigReader& root) {
       static_cast<uint32_t>((config.pool_bytes - contexts) / config.slab_bytes);
 }
 
+void ShareOut(BrokerConfig& config, ConfigReader& root) {
+  std::vector<SaidBudgets> said;
+  for (const BrokerTenant& tenant : config.tenants) said.push_back(tenant.blocks);
+  auto budgets = ShareBudgets(*config.tiers, said);
+  if (budgets.ok()) {
+    config.block_budgets = *std::move(budgets);
+  } else {
+    root.Error("tiers", budgets.status().message());
+  }
+}
+
 void CheckSockets(const BrokerConfig& config, ConfigReader& root) {
   if (config.control_socket.empty() != config.descriptor_socket.empty()) {
     root.Error("control_socket", "control_socket and descriptor_socket are set together or not");
@@ -212,6 +225,7 @@ absl::StatusOr<BrokerConfig> ReadBrokerConfig(YamlConfig& yaml, const std::strin
   config.policy = ReadPolicy(policy);
   config.policy.slab_bytes = config.slab_bytes;
 
+  if (root.Has("tiers")) config.tiers = ReadTiers(root.Map("tiers"), config.node);
   std::vector<ConfigReader> tenants = root.Maps("tenants", kMaxTenants);
   if (tenants.empty()) root.Error("tenants", "expected at least one tenant");
   std::set<std::string> names;
@@ -223,6 +237,7 @@ absl::StatusOr<BrokerConfig> ReadBrokerConfig(YamlConfig& yaml, const std::strin
   }
   CheckSockets(config, root);
   SizePool(config, root);
+  if (config.tiers.has_value()) ShareOut(config, root);
   if (absl::Status status = yaml.Finish(); !status.ok()) return status;
   return config;
 }

@@ -11,6 +11,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "broker/blocks/tiers_config.h"
 #include "broker/core/arbiter.h"
 #include "broker/core/pool_config.h"
 #include "broker/server/image_manager.h"
@@ -43,6 +44,7 @@ struct BrokerTenant {
   // Nothing: what WithDefaultFloors gives it, or its policy.
   std::optional<Bytes> floor;
   Bytes quota;
+  SaidBudgets blocks;
 };
 
 // Memory of a GPU that is not the pool's.
@@ -75,6 +77,10 @@ struct BrokerConfig {
   Bytes pool_bytes;
   Bytes slab_bytes;
   std::vector<BrokerTenant> tenants;
+  // Nothing: blocks are kept in T0 alone.
+  std::optional<TiersConfig> tiers;
+  // By tenant; ShareBudgets.
+  std::vector<std::vector<Bytes>> block_budgets;
   MemoryPolicy memory_policy = MemoryPolicy::kRemap;
   // pool_slabs is set, generation is not.
   ArbiterOptions policy;

@@ -219,6 +219,22 @@ TEST(ReadBrokerConfig, RefusesWhatABackendDoesNotHave) {
   EXPECT_THAT(refusal("backend: cuda, gpus: [x]"), HasSubstr("different numbers"));
 }
 
+TEST(ReadBrokerConfig, ReadsTiersAndWhoHasHowMuchOfThem) {
+  const auto config =
+      Read(absl::StrCat(kHead, kTenant, "    blocks: {dram: 64 MiB}\n",
+                        "tiers: {dram: {bytes: 128 MiB}, nvme: {bytes: 1 GiB, path: blocks}}\n"));
+  ASSERT_TRUE(config.ok()) << config.status();
+  ASSERT_TRUE(config->tiers.has_value());
+  EXPECT_EQ(config->block_budgets[0], (std::vector<Bytes>{MiB(64), GiB(1)}));
+  EXPECT_FALSE(Read(absl::StrCat(kHead, kTenant))->tiers.has_value());
+  EXPECT_THAT(Refusal(absl::StrCat(kHead, kTenant, "    blocks: {dram: 64 MiB}\n")),
+              HasSubstr("broker.yaml:10: "));
+  EXPECT_THAT(
+      Refusal(absl::StrCat(kHead, kTenant,
+                           "tiers: {dram: {bytes: 2 GiB}, nvme: {bytes: 1 GiB, path: blocks}}\n")),
+      HasSubstr("less than dram above it"));
+}
+
 TEST(ReadBrokerConfig, ErrorsNameTheLine) {
   EXPECT_THAT(Refusal(absl::StrCat(kHead, kTenant, "    flor: 10 MiB\n")),
               HasSubstr("broker.yaml:10"));

@@ -78,8 +78,8 @@ void BrokerMetrics::ImagePhase(absl::string_view phase, absl::Duration duration)
       .Observe(absl::ToDoubleSeconds(duration));
 }
 
-void BrokerMetrics::AdvanceTo(prometheus::Counter& counter, uint64_t total) {
-  const double missing = static_cast<double>(total) - counter.Value();
+void BrokerMetrics::AdvanceTo(prometheus::Counter& counter, double total) {
+  const double missing = total - counter.Value();
   if (missing > 0) counter.Increment(missing);
 }
 
@@ -143,13 +143,79 @@ void BrokerMetrics::Refresh(const v1::GetStatusResponse& status,
     waiting += tenant.activation_waiting() ? 1 : 0;
   }
   m.Gauge<"palimpsest_broker_activations_waiting">().Set(waiting);
+  for (const v1::TierMemory& tier : status.tiers()) RefreshTier(tier);
   const auto refused = [&m](const char* reason) -> prometheus::Counter& {
     return m.Counter<"palimpsest_broker_descriptor_refusals_total">(reason);
   };
-  AdvanceTo(refused("identity"), descriptors.identity_refusals.load());
-  AdvanceTo(refused("secret"), descriptors.secret_refusals.load());
-  AdvanceTo(refused("token"), descriptors.token_refusals.load());
-  AdvanceTo(refused("protocol"), descriptors.protocol_refusals.load());
+  AdvanceTo(refused("identity"), static_cast<double>(descriptors.identity_refusals.load()));
+  AdvanceTo(refused("secret"), static_cast<double>(descriptors.secret_refusals.load()));
+  AdvanceTo(refused("token"), static_cast<double>(descriptors.token_refusals.load()));
+  AdvanceTo(refused("protocol"), static_cast<double>(descriptors.protocol_refusals.load()));
+}
+
+void BrokerMetrics::RefreshTier(const v1::TierMemory& tier) {
+  Metrics& m = metrics_;
+  const std::string& name = tier.tier();
+  const auto number = [](uint64_t value) { return static_cast<double>(value); };
+  m.Gauge<"palimpsest_broker_tier_serving">(name).Set(tier.serving() ? 1 : 0);
+  AdvanceTo(m.Counter<"palimpsest_broker_tier_breaker_openings_total">(name),
+            number(tier.breaker_openings()));
+  AdvanceTo(m.Counter<"palimpsest_broker_tier_corrupt_blocks_total">(name),
+            number(tier.corrupt_blocks()));
+  const auto bytes = [&](const char* kind, uint64_t value) {
+    m.Gauge<"palimpsest_broker_tier_bytes">(name, kind).Set(number(value));
+  };
+  bytes("capacity", tier.capacity_bytes());
+  bytes("used", tier.used_bytes());
+  bytes("quarantined", tier.quarantined_bytes());
+  const auto speed = [&](const char* direction, double latency, double rate) {
+    m.Gauge<"palimpsest_broker_tier_latency_seconds">(name, direction).Set(latency);
+    m.Gauge<"palimpsest_broker_tier_bytes_per_second">(name, direction).Set(rate);
+  };
+  speed("load", tier.load_latency_seconds(), tier.load_bytes_per_second());
+  speed("store", tier.store_latency_seconds(), tier.store_bytes_per_second());
+  const auto transfers = [&](const char* state, uint32_t value) {
+    m.Gauge<"palimpsest_broker_tier_transfers">(name, state).Set(value);
+  };
+  transfers("queued_load", tier.queued_loads());
+  transfers("queued_store", tier.queued_stores());
+  transfers("in_flight", tier.in_flight());
+  for (const v1::TenantTier& tenant : tier.tenants()) RefreshBlocks(name, tenant);
+}
+
+void BrokerMetrics::RefreshBlocks(const std::string& tier, const v1::TenantTier& tenant) {
+  Metrics& m = metrics_;
+  const std::string& name = tenant.tenant();
+  const auto number = [](uint64_t value) { return static_cast<double>(value); };
+  m.Gauge<"palimpsest_broker_blocks">(name, tier).Set(number(tenant.blocks()));
+  m.Gauge<"palimpsest_broker_block_bytes">(name, tier, "used").Set(number(tenant.used_bytes()));
+  m.Gauge<"palimpsest_broker_block_bytes">(name, tier, "limit").Set(number(tenant.limit_bytes()));
+  m.Gauge<"palimpsest_broker_block_price">(name, tier).Set(tenant.price());
+  const auto moves = [&](const char* what, uint64_t count) {
+    AdvanceTo(m.Counter<"palimpsest_broker_block_moves_total">(name, tier, what), number(count));
+  };
+  moves("stored", tenant.stored_blocks());
+  moves("removed", tenant.removed_blocks());
+  moves("hit", tenant.hit_blocks());
+  moves("promoted", tenant.promoted_blocks());
+  moves("promotion_failed", tenant.failed_promotions());
+  moves("wasted", tenant.wasted_blocks());
+  moves("demoted", tenant.demoted_blocks());
+  moves("demotion_failed", tenant.failed_demotions());
+  const auto moved = [&](const char* what, uint64_t count) {
+    AdvanceTo(m.Counter<"palimpsest_broker_block_moved_bytes_total">(name, tier, what),
+              number(count));
+  };
+  moved("hit", tenant.hit_bytes());
+  moved("promoted", tenant.promoted_bytes());
+  moved("wasted", tenant.wasted_bytes());
+  moved("demoted", tenant.demoted_bytes());
+  AdvanceTo(m.Counter<"palimpsest_broker_block_promotion_seconds_total">(name, tier),
+            tenant.promotion_seconds());
+  for (const v1::TierRefusals& refusals : tenant.refusals()) {
+    AdvanceTo(m.Counter<"palimpsest_broker_block_refusals_total">(name, tier, refusals.reason()),
+              number(refusals.blocks()));
+  }
 }
 
 void BrokerMetrics::RefreshRemaps(const v1::GetRemapLogResponse& log) {
@@ -158,11 +224,12 @@ void BrokerMetrics::RefreshRemaps(const v1::GetRemapLogResponse& log) {
   for (const v1::RemapTotal& total : log.totals()) {
     AdvanceTo(
         metrics_.Counter<"palimpsest_broker_remap_candidates_total">(total.rule(), total.outcome()),
-        total.candidates());
+        static_cast<double>(total.candidates()));
     slabs[total.rule()] += total.slabs();
   }
   for (const auto& [rule, count] : slabs) {
-    AdvanceTo(metrics_.Counter<"palimpsest_broker_remap_slabs_total">(rule), count);
+    AdvanceTo(metrics_.Counter<"palimpsest_broker_remap_slabs_total">(rule),
+              static_cast<double>(count));
   }
 }
 

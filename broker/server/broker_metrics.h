@@ -55,7 +55,9 @@ class BrokerMetrics {
   // Adds what the tenant's workers have counted since the last call.
   void AddWorkerTotals(const v1::TenantMemory& tenant) ABSL_EXCLUSIVE_LOCKS_REQUIRED(refresh_mu_);
   // Advances a counter to `total`.
-  static void AdvanceTo(prometheus::Counter& counter, uint64_t total);
+  static void AdvanceTo(prometheus::Counter& counter, double total);
+  void RefreshTier(const v1::TierMemory& tier);
+  void RefreshBlocks(const std::string& tier, const v1::TenantTier& tenant);
 
   Metrics& metrics_;
   Mutex refresh_mu_;

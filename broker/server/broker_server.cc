@@ -29,6 +29,9 @@ namespace {
 
 constexpr size_t kMaxOffers = 4096;
 constexpr int kMaxServerThreads = 512;
+constexpr int kMaxOperatorThreads = 16;
+// Of a call to the block store.
+constexpr int kBlockMessageBytes = 4 << 20;
 // Workers of a broker that died let go of what they kept when they notice.
 constexpr absl::Duration kGpuMemoryPatience = absl::Seconds(10);
 constexpr absl::Duration kMetricsPeriod = absl::Seconds(1);
@@ -112,6 +115,7 @@ absl::StatusOr<PoolPlan> PlanPool(const BrokerConfig& config) {
     plan.image_slabs.push_back(demand.image_slabs);
     plan.context_allowance.push_back(tenant.context);
     plan.hibernate_after.push_back(tenant.hibernate_after);
+    plan.block_bytes.push_back(block * RanksOf(config));
     images[{tenant.model.folder, tenant.model.dummy_seed}] = WholeImageBytes(*manifest);
     demands.push_back(std::move(demand));
   }
@@ -144,6 +148,7 @@ absl::StatusOr<std::unique_ptr<BrokerServer>> BrokerServer::Start(
   if (status = server->OpenState(*plan, std::move(fatal), cuda); !status.ok()) return status;
   if (status = server->StartDescriptors(); !status.ok()) return status;
   if (status = server->StartControl(); !status.ok()) return status;
+  if (status = server->StartOperator(); !status.ok()) return status;
   if (status = server->StartMetrics(); !status.ok()) return status;
   if (config.pack_at_start) {
     for (uint32_t i = 0; i < config.tenants.size(); ++i) server->images_->Prepare(TenantId(i));
@@ -239,7 +244,9 @@ absl::Status BrokerServer::OpenState(const PoolPlan& plan,
   const absl::StatusOr<bool> ordinary_pages = OpenDevice(cuda);
   if (!ordinary_pages.ok()) return ordinary_pages.status();
   const std::set<std::string> expected = ImagesOfLiveSessions(journal_->recovered());
-  absl::Status status = CheckMemoryLimit(MissingMemory(plan, expected, *ordinary_pages));
+  const Bytes arena = config_.tiers.has_value() ? config_.tiers->dram.bytes : Bytes(0);
+  absl::Status status = CheckMemoryLimit(MissingMemory(plan, expected, *ordinary_pages) + arena);
+  if (status.ok()) status = OpenBlocks(plan);
   if (!status.ok()) return status;
   // Half: who returned, but without the image, must get it before its own grace has passed.
   ImageManager::Options images{.slab_bytes = config_.slab_bytes,
@@ -273,10 +280,26 @@ absl::Status BrokerServer::OpenState(const PoolPlan& plan,
   }
   absl::StatusOr<std::unique_ptr<Broker>> broker = Broker::Create(
       std::move(options), Broker::Parts{clock_, *journal_, *device_, *images_, hand_overs_,
-                                        broker_metrics_, std::move(fatal)});
+                                        broker_metrics_, std::move(fatal), blocks_.get()});
   if (!broker.ok()) return broker.status();
   broker_ = *std::move(broker);
   return broker_->Start();
+}
+
+absl::Status BrokerServer::OpenBlocks(const PoolPlan& plan) {
+  if (!config_.tiers.has_value()) return absl::OkStatus();
+  BlockStore::Options options;
+  options.tiers = *config_.tiers;
+  options.token_lifetime = config_.token_lifetime;
+  for (size_t i = 0; i < config_.tenants.size(); ++i) {
+    options.tenants.push_back(
+        {config_.tenants[i].name, config_.block_budgets[i], plan.block_bytes[i]});
+  }
+  absl::StatusOr<std::unique_ptr<BlockStore>> blocks =
+      BlockStore::Open(std::move(options), clock_, hand_overs_);
+  if (!blocks.ok()) return blocks.status();
+  blocks_ = *std::move(blocks);
+  return absl::OkStatus();
 }
 
 absl::Status BrokerServer::StartDescriptors() {
@@ -326,7 +349,8 @@ absl::Status BrokerServer::StartControl() {
   quota.SetMaxThreads(kMaxServerThreads);
   builder.SetResourceQuota(quota);
   PermitKeepalive(builder);
-  builder.SetMaxReceiveMessageSize((1 << 20) + 64 * static_cast<int>(config_.policy.pool_slabs));
+  builder.SetMaxReceiveMessageSize(
+      std::max(kBlockMessageBytes, (1 << 20) + 64 * static_cast<int>(config_.policy.pool_slabs)));
   std::vector<int> bound(sockets_.size(), 0);
   for (size_t i = 0; i < sockets_.size(); ++i) {
     if (absl::Status status = ClearSocketPath(sockets_[i].control); !status.ok()) return status;
@@ -334,6 +358,8 @@ absl::Status BrokerServer::StartControl() {
                              &bound[i]);
   }
   builder.RegisterService(service_.get());
+  block_service_ = std::make_unique<BlockService>(blocks_.get());
+  builder.RegisterService(block_service_.get());
   server_ = builder.BuildAndStart();
   for (size_t i = 0; i < sockets_.size(); ++i) {
     if (server_ == nullptr || bound[i] == 0) {
@@ -345,6 +371,26 @@ absl::Status BrokerServer::StartControl() {
     if (!status.ok()) return status;
   }
   return absl::OkStatus();
+}
+
+absl::Status BrokerServer::StartOperator() {
+  if (blocks_ == nullptr) return absl::OkStatus();
+  const std::string path = config_.state_dir + "/operator.sock";
+  if (absl::Status status = ClearSocketPath(path); !status.ok()) return status;
+  operator_service_ = std::make_unique<BlockAdminService>(blocks_.get());
+  grpc::ServerBuilder builder;
+  grpc::ResourceQuota quota("palimpsest-operator");
+  quota.SetMaxThreads(kMaxOperatorThreads);
+  builder.SetResourceQuota(quota);
+  int bound = 0;
+  builder.AddListeningPort("unix:" + path, grpc::InsecureServerCredentials(), &bound);
+  builder.RegisterService(operator_service_.get());
+  operator_server_ = builder.BuildAndStart();
+  if (operator_server_ == nullptr || bound == 0) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("cannot listen on ", path, ": is its path longer than 107 bytes?"));
+  }
+  return Secure(path, geteuid());
 }
 
 absl::Status BrokerServer::StartMetrics() {
@@ -392,6 +438,11 @@ void BrokerServer::Shutdown() {
   if (service_ != nullptr) service_->Shutdown();
   if (images_ != nullptr) images_->Stop();
   if (broker_ != nullptr) broker_->Stop();
+  if (blocks_ != nullptr) blocks_->Stop();
+  if (operator_server_ != nullptr) {
+    operator_server_->Shutdown(GrpcTimeout(kShutdownPatience));
+    operator_server_->Wait();
+  }
   if (server_ != nullptr) {
     server_->Shutdown(GrpcTimeout(kShutdownPatience));
     server_->Wait();

@@ -15,6 +15,8 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "broker/blocks/block_service.h"
+#include "broker/blocks/block_store.h"
 #include "broker/device/cuda_pool.h"
 #include "broker/device/slab_device.h"
 #include "broker/server/broker.h"
@@ -40,6 +42,8 @@ struct PoolPlan {
   std::vector<absl::Duration> hibernate_after;
   // Of all images, those with equal folders counted once.
   Bytes image_bytes;
+  // Of a KV block, on all ranks together.
+  std::vector<Bytes> block_bytes;
 };
 
 // Reads each model's config.json. InvalidArgument if the tenants' promises cannot be kept together.
@@ -64,6 +68,8 @@ class BrokerServer {
   void Shutdown();
 
   Broker& broker() { return *broker_; }
+  // Null without tiers.
+  BlockStore* blocks() { return blocks_.get(); }
   const DescriptorServer& descriptors() const { return *descriptors_; }
   const Metrics& metrics() const { return metrics_; }
   // Where metrics are served; empty if they are not.
@@ -91,8 +97,11 @@ class BrokerServer {
   // bring back.
   Bytes MissingMemory(const PoolPlan& plan, const std::set<std::string>& expected,
                       bool ordinary_pages) const;
+  absl::Status OpenBlocks(const PoolPlan& plan);
   absl::Status StartDescriptors();
   absl::Status StartControl();
+  // What operators alone may ask.
+  absl::Status StartOperator();
   absl::Status StartMetrics();
   void RefreshMetrics();
   // Keeps clock_ going.
@@ -107,10 +116,14 @@ class BrokerServer {
   std::unique_ptr<Journal> journal_;
   std::unique_ptr<SlabDevice> device_;
   std::unique_ptr<ImageManager> images_;
+  std::unique_ptr<BlockStore> blocks_;
   std::unique_ptr<Broker> broker_;
   std::unique_ptr<DescriptorServer> descriptors_;
   std::unique_ptr<SessionService> service_;
+  std::unique_ptr<BlockService> block_service_;
+  std::unique_ptr<BlockAdminService> operator_service_;
   std::unique_ptr<grpc::Server> server_;
+  std::unique_ptr<grpc::Server> operator_server_;
   std::unique_ptr<MetricsServer> metrics_server_;
   Notification stopping_;
   std::thread refresher_;
