@@ -91,6 +91,35 @@ struct DrainOptions {
 };
 int RunDrain(const Node& node, const DrainOptions& options, const Terminal& terminal);
 
+struct DoctorOptions {
+  std::string block = "2 MiB";                // size of a block
+  uint32_t blocks = 8;                        // through each tier
+  absl::Duration timeout = absl::Minutes(1);  // of each tier
+  bool json = false;
+};
+// kFailed if a tier does not give back what it was given.
+int RunDoctor(const Node& node, const DoctorOptions& options, const Terminal& terminal);
+
+struct LimitOptions {
+  std::string tier;    // tier_names.h
+  std::string tenant;  // empty: all together
+  std::string bytes;   // a size
+};
+int RunLimit(const Node& node, const LimitOptions& options, const Terminal& terminal);
+
+struct TrimOptions {
+  std::string tier;    // empty: all
+  std::string tenant;  // empty: all
+  std::string keep = "0";
+};
+int RunTrim(const Node& node, const TrimOptions& options, const Terminal& terminal);
+
+struct PurgeOptions {
+  std::string tenant;
+  absl::Duration timeout = absl::Minutes(1);
+};
+int RunPurge(const Node& node, const PurgeOptions& options, const Terminal& terminal);
+
 struct BenchControlOptions {
   int64_t calls = 2000;
   bool json = false;

@@ -49,6 +49,13 @@ absl::Status Missing(absl::string_view what, absl::string_view flag) {
                    " (tools/quickstart --serve starts a node and prints its node file)"));
 }
 
+absl::Status CheckSocketPath(const std::string& path) {
+  if (path.size() <= kMaxSocketPath) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("the socket path '", path, "' is longer than ",
+                                                 kMaxSocketPath,
+                                                 " bytes, which Unix sockets do not allow"));
+}
+
 }  // namespace
 
 absl::StatusOr<NodeAddresses> ReadNodeFile(const std::string& path) {
@@ -58,6 +65,7 @@ absl::StatusOr<NodeAddresses> ReadNodeFile(const std::string& path) {
   ConfigReader root = yaml->root();
   NodeAddresses addresses;
   addresses.broker_socket = Resolve(folder, root.String("broker", ""));
+  addresses.operator_socket = Resolve(folder, root.String("operator", ""));
   addresses.router = root.String("router", "");
   addresses.tls_ca = Resolve(folder, root.String("tls_ca", ""));
   addresses.server_name = root.String("server_name", "");
@@ -94,17 +102,24 @@ Node::Node(NodeAddresses addresses) : addresses_(std::move(addresses)) {
         grpc::CreateCustomChannel(absl::StrCat("unix:", addresses_.broker_socket),
                                   grpc::InsecureChannelCredentials(), Arguments()));
   }
+  if (!addresses_.operator_socket.empty()) {
+    block_admin_ = v1::BlockAdmin::NewStub(
+        grpc::CreateCustomChannel(absl::StrCat("unix:", addresses_.operator_socket),
+                                  grpc::InsecureChannelCredentials(), Arguments()));
+  }
   if (!addresses_.router.empty()) router_ = v1::Router::NewStub(ConnectRouter(addresses_));
 }
 
 absl::StatusOr<v1::Broker::Stub*> Node::broker() const {
   if (broker_ == nullptr) return Missing("broker", "--broker SOCKET");
-  if (addresses_.broker_socket.size() > kMaxSocketPath) {
-    return absl::InvalidArgumentError(absl::StrCat("the socket path '", addresses_.broker_socket,
-                                                   "' is longer than ", kMaxSocketPath,
-                                                   " bytes, which Unix sockets do not allow"));
-  }
+  if (absl::Status path = CheckSocketPath(addresses_.broker_socket); !path.ok()) return path;
   return broker_.get();
+}
+
+absl::StatusOr<v1::BlockAdmin::Stub*> Node::block_admin() const {
+  if (block_admin_ == nullptr) return Missing("operator socket", "--operator SOCKET");
+  if (absl::Status path = CheckSocketPath(addresses_.operator_socket); !path.ok()) return path;
+  return block_admin_.get();
 }
 
 absl::StatusOr<v1::Router::Stub*> Node::router() const {
@@ -144,6 +159,17 @@ absl::Status Node::BrokerError(const grpc::Status& status) const {
     return absl::UnavailableError(absl::StrCat("no broker listens on ", addresses_.broker_socket,
                                                ": start one with tools/quickstart --serve (",
                                                status.error_message(), ")"));
+  }
+  return FromGrpcStatus(status);
+}
+
+absl::Status Node::OperatorError(const grpc::Status& status) const {
+  if (status.error_code() == grpc::StatusCode::UNAVAILABLE) {
+    return absl::UnavailableError(absl::StrCat(
+        "no broker with tiers listens on ", addresses_.operator_socket,
+        ": is that operator.sock in the broker's state_dir, has its configuration `tiers`, and are "
+        "you its user? (",
+        status.error_message(), ")"));
   }
   return FromGrpcStatus(status);
 }

@@ -13,6 +13,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "proto/palimpsest/v1/block_store.grpc.pb.h"
 #include "proto/palimpsest/v1/broker.grpc.pb.h"
 #include "proto/palimpsest/v1/router.grpc.pb.h"
 
@@ -21,6 +22,7 @@ namespace palimpsest::palctl {
 // The content of a node file:
 //
 //   broker: broker.sock             # the broker's control socket
+//   operator: state/operator.sock   # the broker's socket for operators, in its state_dir
 //   router: 127.0.0.1:9100
 //   tokens: {alpha: secrets/alpha.token}
 //   tls_ca: ca.pem                  # the router listens with TLS, and this signed its certificate
@@ -29,6 +31,7 @@ namespace palimpsest::palctl {
 // Paths are relative to the file's folder. Every key may be missing.
 struct NodeAddresses {
   std::string broker_socket;
+  std::string operator_socket;
   std::string router;
   std::map<std::string, std::string> token_files;  // by tenant
   std::string token;                               // given as a flag; used for every tenant
@@ -54,6 +57,7 @@ class Node {
   // FAILED_PRECONDITION if the node file and the flags name none.
   absl::StatusOr<v1::Broker::Stub*> broker() const;
   absl::StatusOr<v1::Router::Stub*> router() const;
+  absl::StatusOr<v1::BlockAdmin::Stub*> block_admin() const;
 
   // Adds the tenant's token to a call to the router.
   absl::Status Authorize(const std::string& tenant, grpc::ClientContext& context) const;
@@ -63,12 +67,14 @@ class Node {
 
   // The error of a call, with what to do about it.
   absl::Status BrokerError(const grpc::Status& status) const;
+  absl::Status OperatorError(const grpc::Status& status) const;
   absl::Status RouterError(const grpc::Status& status) const;
 
  private:
   NodeAddresses addresses_;
   std::unique_ptr<v1::Broker::Stub> broker_;
   std::unique_ptr<v1::Router::Stub> router_;
+  std::unique_ptr<v1::BlockAdmin::Stub> block_admin_;
 };
 
 }  // namespace palimpsest::palctl

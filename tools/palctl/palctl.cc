@@ -9,6 +9,7 @@
 #include "common/kv_format.h"
 #include "tools/palctl/bench_shapes.h"
 #include "tools/palctl/commands.h"
+#include "tools/palctl/tier_names.h"
 #include "tools/replay/client_hints.h"
 #include "tools/replay/replayer.h"
 #include "tools/replay/trace_formats.h"
@@ -23,6 +24,8 @@ constexpr char kAbout[] =
     "~/.config/palimpsest/node.yaml and ~/.cache/palimpsest/local/node.yaml (tools/quickstart)\n"
     "whose broker socket exists:\n"
     "  broker: broker.sock                    # the broker's control socket\n"
+    "  operator: broker-state/operator.sock   # for doctor, limit, trim and purge: in its "
+    "state_dir\n"
     "  router: 127.0.0.1:9100\n"
     "  tokens: {alpha: secrets/alpha.token}   # files that hold the tenants' bearer tokens\n"
     "  tls_ca: ca.pem                         # if the router listens with TLS (--tls-ca)\n"
@@ -39,6 +42,7 @@ constexpr char kAbout[] =
 struct CommandLine {
   std::string node_file;
   std::string broker;
+  std::string operator_socket;
   std::string router;
   std::string token_file;
   std::string tls_ca;
@@ -53,6 +57,12 @@ struct CommandLine {
   TokenizeOptions tokenize;
   DrainOptions drain;
   double drain_seconds = 60;
+  DoctorOptions doctor;
+  double doctor_seconds = 60;
+  LimitOptions limit;
+  TrimOptions trim;
+  PurgeOptions purge;
+  double purge_seconds = 60;
   BenchControlOptions bench;
   BenchEngineOptions bench_engine;
   BenchActivationOptions bench_activation;
@@ -322,6 +332,42 @@ void AddReplay(CLI::App& app, ReplayOptions& options) {
   replay->add_flag("--json", options.json, "everything as JSON, rates from 0 to 1");
 }
 
+void AddTiers(CLI::App& app, CommandLine& line) {
+  CLI::App* doctor = app.add_subcommand(
+      "doctor", "sends blocks through every tier below T0, compares what comes back, shows rates");
+  doctor->add_option("--block", line.doctor.block, "size of a block")
+      ->type_name("SIZE")
+      ->capture_default_str();
+  doctor->add_option("--blocks", line.doctor.blocks, "blocks through each tier, at most 32 MiB")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  doctor->add_option("--timeout", line.doctor_seconds, "seconds for each tier")
+      ->check(CLI::Range(0.1, 600.0))
+      ->capture_default_str();
+  doctor->add_flag("--json", line.doctor.json, "{tiers: [{tier, name, error, blocks, rates}]}");
+  CLI::App* limit = app.add_subcommand(
+      "limit", "changes how much of a tier may be used, until the broker restarts");
+  limit->add_option("--tier", line.limit.tier, "which tier")
+      ->check(CLI::IsMember(TierNames()))
+      ->required();
+  limit->add_option("--tenant", line.limit.tenant, "by one tenant (default: all together)");
+  limit->add_option("--bytes", line.limit.bytes, "the limit")->type_name("SIZE")->required();
+  CLI::App* trim = app.add_subcommand(
+      "trim", "makes room now: blocks worth least go, to the next tier that wants them");
+  trim->add_option("--tier", line.trim.tier, "which tier (default: all)")
+      ->check(CLI::IsMember(TierNames()));
+  trim->add_option("--tenant", line.trim.tenant, "whose blocks (default: everybody's)");
+  trim->add_option("--keep", line.trim.keep, "what may stay, of each tenant in each tier")
+      ->type_name("SIZE")
+      ->capture_default_str();
+  CLI::App* purge = app.add_subcommand(
+      "purge", "forgets all blocks of a tenant in every tier, also over a restart");
+  purge->add_option("--tenant", line.purge.tenant, "which tenant")->required();
+  purge->add_option("--timeout", line.purge_seconds, "seconds to wait; the purge goes on")
+      ->check(CLI::Range(0.1, 600.0))
+      ->capture_default_str();
+}
+
 void AddOthers(CLI::App& app, CommandLine& line) {
   CLI::App* tokenize = app.add_subcommand("tokenize", "prints the token ids of a text");
   tokenize->add_option("text", line.tokenize.text)->required();
@@ -357,6 +403,7 @@ absl::StatusOr<NodeAddresses> FindNode(const CommandLine& line) {
     addresses = *std::move(read);
   }
   if (!line.broker.empty()) addresses.broker_socket = line.broker;
+  if (!line.operator_socket.empty()) addresses.operator_socket = line.operator_socket;
   if (!line.router.empty()) addresses.router = line.router;
   if (!line.tls_ca.empty()) addresses.tls_ca = line.tls_ca;
   if (!line.server_name.empty()) addresses.server_name = line.server_name;
@@ -384,11 +431,17 @@ int RunCommand(const CLI::App& app, CommandLine& line, const Node& node, const T
   line.top.interval = absl::Seconds(line.top_seconds);
   line.generate.timeout = absl::Seconds(line.generate_seconds);
   line.drain.timeout = absl::Seconds(line.drain_seconds);
+  line.doctor.timeout = absl::Seconds(line.doctor_seconds);
+  line.purge.timeout = absl::Seconds(line.purge_seconds);
   if (app.got_subcommand("status")) return RunStatus(node, line.status, terminal);
   if (app.got_subcommand("remap")) return RunRemap(node, line.remap, terminal);
   if (app.got_subcommand("top")) return RunTop(node, line.top, terminal);
   if (app.got_subcommand("generate")) return RunGenerate(node, line.generate, terminal);
   if (app.got_subcommand("tokenize")) return RunTokenize(node, line.tokenize, terminal);
+  if (app.got_subcommand("doctor")) return RunDoctor(node, line.doctor, terminal);
+  if (app.got_subcommand("limit")) return RunLimit(node, line.limit, terminal);
+  if (app.got_subcommand("trim")) return RunTrim(node, line.trim, terminal);
+  if (app.got_subcommand("purge")) return RunPurge(node, line.purge, terminal);
   if (app.got_subcommand("drain")) return RunDrain(node, line.drain, terminal);
   return RunBenchControl(node, line.bench, terminal);
 }
@@ -402,6 +455,8 @@ int RunPalctl(int argc, const char* const* argv, const Terminal& terminal) {
   app.set_help_all_flag("--help-all", "help of all commands");
   app.add_option("--node", line.node_file, "node file")->type_name("FILE");
   app.add_option("--broker", line.broker, "the broker's control socket")->type_name("SOCKET");
+  app.add_option("--operator", line.operator_socket, "the broker's socket for operators")
+      ->type_name("SOCKET");
   app.add_option("--router", line.router, "the router's address")->type_name("ADDRESS");
   app.add_option("--token-file", line.token_file, "file with the bearer token to use")
       ->type_name("FILE");
@@ -416,6 +471,7 @@ int RunPalctl(int argc, const char* const* argv, const Terminal& terminal) {
   AddGenerate(app, line);
   AddPlan(app, line.plan);
   AddReplay(app, line.replay);
+  AddTiers(app, line);
   AddOthers(app, line);
   try {
     app.parse(argc, argv);

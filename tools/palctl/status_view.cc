@@ -135,6 +135,80 @@ std::string TenantsTable(const v1::GetStatusResponse& broker) {
   return table.ToString();
 }
 
+json TierTenantJson(const v1::TenantTier& t) {
+  json refusals = json::object();
+  for (const v1::TierRefusals& r : t.refusals()) refusals[r.reason()] = r.blocks();
+  return {{"tenant", t.tenant()},
+          {"used_bytes", t.used_bytes()},
+          {"limit_bytes", t.limit_bytes()},
+          {"blocks", t.blocks()},
+          {"stored_blocks", t.stored_blocks()},
+          {"removed_blocks", t.removed_blocks()},
+          {"hit_blocks", t.hit_blocks()},
+          {"hit_bytes", t.hit_bytes()},
+          {"promoted_blocks", t.promoted_blocks()},
+          {"failed_promotions", t.failed_promotions()},
+          {"promoted_bytes", t.promoted_bytes()},
+          {"promotion_seconds", t.promotion_seconds()},
+          {"wasted_blocks", t.wasted_blocks()},
+          {"wasted_bytes", t.wasted_bytes()},
+          {"demoted_blocks", t.demoted_blocks()},
+          {"failed_demotions", t.failed_demotions()},
+          {"demoted_bytes", t.demoted_bytes()},
+          {"refusals", std::move(refusals)},
+          {"price", t.price()}};
+}
+
+json TierJson(const v1::TierMemory& t) {
+  json tenants = json::array();
+  for (const v1::TenantTier& tenant : t.tenants()) tenants.push_back(TierTenantJson(tenant));
+  return {{"tier", t.tier()},
+          {"name", t.name()},
+          {"serving", t.serving()},
+          {"breaker_openings", t.breaker_openings()},
+          {"last_failure", t.last_failure()},
+          {"capacity_bytes", t.capacity_bytes()},
+          {"used_bytes", t.used_bytes()},
+          {"quarantined_bytes", t.quarantined_bytes()},
+          {"load_latency_seconds", t.load_latency_seconds()},
+          {"load_bytes_per_second", t.load_bytes_per_second()},
+          {"store_latency_seconds", t.store_latency_seconds()},
+          {"store_bytes_per_second", t.store_bytes_per_second()},
+          {"queued_loads", t.queued_loads()},
+          {"queued_stores", t.queued_stores()},
+          {"in_flight", t.in_flight()},
+          {"corrupt_blocks", t.corrupt_blocks()},
+          {"tenants", std::move(tenants)}};
+}
+
+// One line for each tenant in each tier; empty without tiers.
+std::string TiersTable(const v1::GetStatusResponse& broker) {
+  if (broker.tiers().empty()) return "";
+  const auto size = [](uint64_t bytes) { return Bytes(static_cast<int64_t>(bytes)).ToString(); };
+  TextTable table({"TIER", "STATE", ">USED", ">LOAD MB/S", "TENANT", ">BLOCKS", ">USED", ">LIMIT",
+                   ">HITS", ">PROMOTED", ">WASTED", ">DEMOTED", ">CORRUPT"});
+  for (const v1::TierMemory& tier : broker.tiers()) {
+    std::vector<std::string> first = {
+        tier.name(), tier.serving() ? "serves" : absl::StrCat("left alone: ", tier.last_failure()),
+        absl::StrCat(size(tier.used_bytes()), "/", size(tier.capacity_bytes())),
+        tier.load_bytes_per_second() > 0
+            ? absl::StrFormat("%.0f", tier.load_bytes_per_second() / 1e6)
+            : "-"};
+    std::string corrupt = absl::StrCat(tier.corrupt_blocks());
+    for (const v1::TenantTier& t : tier.tenants()) {
+      std::vector<std::string> row = std::exchange(first, {"", "", "", ""});
+      for (std::string cell : {t.tenant(), absl::StrCat(t.blocks()), size(t.used_bytes()),
+                               size(t.limit_bytes()), absl::StrCat(t.hit_blocks()),
+                               absl::StrCat(t.promoted_blocks()), absl::StrCat(t.wasted_blocks()),
+                               absl::StrCat(t.demoted_blocks()), std::exchange(corrupt, "")}) {
+        row.push_back(std::move(cell));
+      }
+      table.AddRow(std::move(row));
+    }
+  }
+  return absl::StrCat("\ntiers:\n", table.ToString());
+}
+
 std::string WorkerState(const v1::WorkerStatus& worker) {
   if (worker.draining()) return "draining";
   return worker.healthy() ? "healthy" : absl::StrCat("unhealthy: ", worker.problem());
@@ -180,10 +254,12 @@ json StatusJson(const NodeStatus& status) {
                  {"quarantined_slabs", broker.quarantined_slabs()},
                  {"tenants", json::array()},
                  {"transfers", json::array()},
+                 {"tiers", json::array()},
                  {"router", json::array()},
                  {"router_errors", json::array()}};
   for (const v1::TenantMemory& t : broker.tenants()) result["tenants"].push_back(TenantJson(t));
   for (const v1::Transfer& t : broker.transfers()) result["transfers"].push_back(TransferJson(t));
+  for (const v1::TierMemory& t : broker.tiers()) result["tiers"].push_back(TierJson(t));
   for (const v1::GetTenantStatusResponse& t : status.router) {
     result["router"].push_back(RouterTenantJson(t));
   }
@@ -205,7 +281,7 @@ std::string StatusTable(const NodeStatus& status) {
       broker.memory_policy(), "\n", "slabs: ", broker.free_slabs(), " free, ",
       broker.granted_slabs(), " granted, ", broker.revoking_slabs(), " revoking, ",
       broker.cleaning_slabs(), " cleaning, ", broker.quarantined_slabs(), " quarantined\n",
-      PeerLine(broker), "\n", TenantsTable(broker));
+      PeerLine(broker), "\n", TenantsTable(broker), TiersTable(broker));
   if (!status.router.empty()) absl::StrAppend(&text, "\nrouter:\n", RouterTable(status));
   for (const RouterProblem& p : status.router_problems) {
     absl::StrAppend(&text, "\nrouter, tenant ", p.tenant, ": ", p.error, "\n");
