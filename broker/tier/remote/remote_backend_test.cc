@@ -379,6 +379,7 @@ class RawPeer : public UcxNode::Handler {
     node_ = *std::move(node);
   }
   ~RawPeer() override {
+    Thaw();
     stopping_ = true;
     node_->Wake();
     if (thread_.joinable()) thread_.join();
@@ -402,6 +403,14 @@ class RawPeer : public UcxNode::Handler {
   void Send(std::string header, std::vector<std::byte> payload = {}) {
     MutexLock lock(&mutex_);
     to_send_.emplace_back(std::move(header), std::move(payload));
+    node_->Wake();
+  }
+  // Nothing is received in between.
+  void SendTogether(const std::vector<RemoteRequest>& requests) {
+    MutexLock lock(&mutex_);
+    for (const RemoteRequest& request : requests) {
+      to_send_.emplace_back(EncodeRequest(request), std::vector<std::byte>());
+    }
     node_->Wake();
   }
   // The next reply; nothing if the connection has ended.
@@ -539,11 +548,13 @@ TEST_F(PeerMemoryTest, BoundsLoadsAndKeepsWhatIsBeingLoaded) {
   ASSERT_TRUE(stored.has_value());
   // It asks, and then does not take what it gets.
   peer.Freeze();
-  for (int i = 0; i < 4; ++i) peer.Send(EncodeRequest(LoadOf(record, stored->place)));
-  peer.Send(EncodeRequest({.kind = Kind::kRemove, .place = stored->place, .key = record.id.key}));
-  ASSERT_TRUE(Becomes([&] { return memory_->usage().blocks == 0; }));
-  EXPECT_EQ(memory_->usage().loading, 3);
-  EXPECT_EQ(memory_->usage().refused, 1);
+  std::vector<RemoteRequest> requests(4, LoadOf(record, stored->place));
+  requests.push_back({.kind = Kind::kRemove, .place = stored->place, .key = record.id.key});
+  peer.SendTogether(requests);
+  ASSERT_TRUE(Becomes([&] {
+    const PeerMemory::Usage usage = memory_->usage();
+    return usage.blocks == 0 && usage.loading == 3 && usage.refused == 1;
+  }));
   Client client(memory_->address());
   EXPECT_TRUE(absl::IsResourceExhausted(client.Write(Record(2)).status()));
   peer.Thaw();
@@ -555,7 +566,7 @@ TEST_F(PeerMemoryTest, OutlivesReadersThatAreKilledWhileTheyLoad) {
   for (int i = 0; i < 10; ++i) {
     const PeerProcess reader = StartPeer({"--load-from", memory_->address()});
     const uint64_t before = memory_->usage().loaded;
-    ASSERT_TRUE(Becomes([&] { return memory_->usage().loaded >= before + 3 * i; }));
+    ASSERT_TRUE(Becomes([&] { return memory_->usage().loaded > before + 3 * i; }));
     ASSERT_EQ(reader.child.handle().Kill(), absl::OkStatus());
     EXPECT_TRUE(Becomes([&] { return Empty(); }));
   }
