@@ -316,6 +316,7 @@ TierCounters BlockDirectory::CountersOf(TenantId tenant, TierIndex tier) const {
 prefetch::PrefetchCounts BlockDirectory::PrefetchesOf(TenantId tenant) const {
   return impl_->PrefetchesOf(tenant);
 }
+size_t BlockDirectory::known(TenantId tenant) const { return impl_->known(tenant); }
 const BlockEvents& BlockDirectory::events() const { return impl_->events(); }
 std::vector<BlockEvent> BlockDirectory::Snapshot() const { return impl_->Snapshot(); }
 const ArenaLedger& BlockDirectory::arena() const { return impl_->arena(); }

@@ -133,7 +133,8 @@ struct DirectoryOptions {
   absl::Duration unmap_deadline = absl::Seconds(10);
   // After the machine had no memory for a chunk none is made for so long.
   absl::Duration memory_back_off = absl::Seconds(10);
-  // Blocks known of each tenant beyond those that lie in a tier.
+  // Blocks known of each tenant beyond those that lie in a tier; with those of running requests up
+  // to twice as many.
   size_t history = size_t{1} << 17;
   size_t events = size_t{1} << 16;
 
@@ -302,6 +303,8 @@ class BlockDirectory {
   // Blocks fetched before a request asked for them: by hints, and for conversations that were
   // expected to go on.
   prefetch::PrefetchCounts PrefetchesOf(TenantId tenant) const;
+  // Blocks of which something is known.
+  size_t known(TenantId tenant) const;
   const BlockEvents& events() const;
   // Every block in every tier as kStored events with the number of the last event.
   std::vector<BlockEvent> Snapshot() const;

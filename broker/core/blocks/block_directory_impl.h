@@ -71,6 +71,7 @@ class BlockDirectory::Impl {
   prefetch::PrefetchCounts PrefetchesOf(TenantId tenant) const {
     return tenants_.at(tenant)->prefetcher().planner().all();
   }
+  size_t known(TenantId tenant) const { return tenants_.at(tenant)->tree().size(); }
   const BlockEvents& events() const { return events_; }
   std::vector<BlockEvent> Snapshot() const;
   const ArenaLedger& arena() const { return ledger_; }

@@ -236,6 +236,21 @@ TEST_F(BlockDirectoryTest, HostileCallsAreRefusedAndChangeNothing) {
   EXPECT_EQ(Counters(kArenaTier).used, Bytes(0));
 }
 
+TEST_F(BlockDirectoryTest, KnownBlocksAreBoundedWhateverRuns) {
+  DirectoryOptions options = Options();
+  options.history = 50;
+  Start(1, options);
+  Write(kOne, Path(1, 3));
+  for (uint64_t name = 2; name < 100; ++name) {
+    Acquire(kOne, name, Path(name, 9));
+    Write(kOne, {Id(name, 10)}, name);
+    ASSERT_LE(directory().known(kAnna), 2 * 50 + 110);
+  }
+  EXPECT_EQ(directory().CheckConsistency(), absl::OkStatus());
+  for (uint64_t name = 2; name < 100; ++name) End(kOne, name);
+  EXPECT_LE(directory().known(kAnna), 50 + 110);
+}
+
 TEST_F(BlockDirectoryTest, RunningRequestsAndWaitsAreBounded) {
   DirectoryOptions options = Options();
   options.max_requests = 2;

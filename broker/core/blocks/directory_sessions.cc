@@ -224,11 +224,10 @@ absl::Status BlockDirectory::Impl::EndRequest(SessionId id, const RequestEnding&
   }
   const cache::ConversationId conversation = request->second.conversation;
   const BlockHandle tail = request->second.tail;
-  // The prefetcher keeps it known.
-  if (tail != kNoBlock) (*found)->tenant->tree().Retain(tail);
+
   const cache::RequestEnd end = FinishRequest(id, **found, ending.request, ending, now);
   (*found)->tenant->prefetcher().OnEnd(conversation, tail, end);
-  if (tail != kNoBlock) (*found)->tenant->tree().Release(tail);
+
   Pump(now);
   return absl::OkStatus();
 }
@@ -266,7 +265,7 @@ std::vector<BlockHandle> BlockDirectory::Impl::NameWritten(
     const bool added = handle == kNoBlock;
     if (added) handle = tree.Add(block.id.key, parent);
     const bool behind = request != nullptr && request->tail == parent &&
-                        tree.parent(handle) == parent && handle != parent;
+                        tree.parent(handle) == parent && handle != parent && !tenant.Crowded();
     if (behind) {
       if (added) tenant.Extend(request->id, handle);
       SetTail(tenant, *request, handle);

@@ -11,7 +11,7 @@ prefetch::SubjectId SubjectOf(cache::ConversationId conversation) {
 
 }  // namespace
 
-Prefetcher::Prefetcher(BlockTree& tree, size_t tiers)
+Prefetcher::Prefetcher(const BlockTree& tree, size_t tiers)
     : tree_(tree),
       planner_({.tiers = std::vector<prefetch::PrefetchBudget>(tiers),
                 .max_wishes = kMostConversations}) {}
@@ -20,7 +20,7 @@ void Prefetcher::Forget(cache::ConversationId conversation) {
   const auto found = idle_.find(conversation);
   if (found == idle_.end()) return;
   planner_.Cancel(SubjectOf(conversation));
-  if (found->second.tail != kNoBlock) tree_.Release(found->second.tail);
+
   by_number_.erase(found->second.number);
   idle_.erase(found);
 }
@@ -38,8 +38,9 @@ void Prefetcher::OnEnd(cache::ConversationId conversation, BlockHandle tail,
   Forget(conversation);
   returns_.OnEnd(end.how);
   if (idle_.size() >= kMostConversations) Forget(by_number_.begin()->second);
-  if (tail != kNoBlock) tree_.Retain(tail);
-  idle_[conversation] = {.tail = tail, .how = end.how, .since = end.time, .number = ++last_number_};
+  Idle& idle_now = idle_[conversation];
+  idle_now = {.tail = std::nullopt, .how = end.how, .since = end.time, .number = ++last_number_};
+  if (tail != kNoBlock) idle_now.tail = tree_.key(tail);
   by_number_[last_number_] = conversation;
   absl::Duration idle = end.expected_idle.value_or(absl::ZeroDuration());
   if (!end.expected_idle.has_value()) {
@@ -59,7 +60,9 @@ std::optional<Prefetcher::Due> Prefetcher::TakeDue(absl::Time now) {
   if (!wish.has_value()) return std::nullopt;
   Due due = {.wish = *wish, .path = {}};
   const auto idle = idle_.find(cache::ConversationId(wish->subject.value()));
-  for (BlockHandle block = idle->second.tail; block != kNoBlock; block = tree_.parent(block)) {
+  if (!idle->second.tail.has_value()) return due;
+  for (BlockHandle block = tree_.Find(*idle->second.tail); block != kNoBlock;
+       block = tree_.parent(block)) {
     due.path.push_back(block);
   }
   std::reverse(due.path.begin(), due.path.end());

@@ -32,15 +32,16 @@ class Prefetcher {
   static constexpr absl::Duration kLead = absl::Seconds(1);
 
   // `tree` outlives it. Nothing is fetched from `tiers` before SetBudget.
-  Prefetcher(BlockTree& tree, size_t tiers);
+  Prefetcher(const BlockTree& tree, size_t tiers);
 
-  // Requests of a conversation; 0, not known, has no effect. `tail`: the last block of its path.
+  // Requests of a conversation; 0, not known, has no effect. `tail`: the last block of its path, or
+  // kNoBlock.
   void OnBegin(cache::ConversationId conversation, absl::Time now);
   void OnEnd(cache::ConversationId conversation, BlockHandle tail, const cache::RequestEnd& end);
 
   struct Due {
     prefetch::Wish wish;
-    std::vector<BlockHandle> path;  // from the first one that is known
+    std::vector<BlockHandle> path;  // from the first one that is known; empty if the last is not
   };
   std::optional<Due> TakeDue(absl::Time now);
   absl::Time next() const { return planner_.NextStart().value_or(absl::InfiniteFuture()); }
@@ -50,7 +51,7 @@ class Prefetcher {
 
  private:
   struct Idle {
-    BlockHandle tail = kNoBlock;  // retained
+    std::optional<BlockKey> tail;
     cache::Ending how = cache::Ending::kUnknown;
     absl::Time since;
     uint64_t number = 0;
@@ -58,7 +59,7 @@ class Prefetcher {
 
   void Forget(cache::ConversationId conversation);
 
-  BlockTree& tree_;
+  const BlockTree& tree_;
   prefetch::ReturnTimes returns_;
   prefetch::PrefetchPlanner planner_;
   absl::flat_hash_map<cache::ConversationId, Idle> idle_;

@@ -34,6 +34,7 @@ bool PlacedBlock::HasCopy() const {
 TenantBlocks::TenantBlocks(const BlockTenant& tenant, const DirectoryOptions& options,
                            BlockEvents& events)
     : tenant_(tenant),
+      history_(options.history),
       events_(events),
       tree_(options.history),
       prefetcher_(tree_, options.lower.size()) {
@@ -54,6 +55,12 @@ PlacedBlock& TenantBlocks::At(BlockHandle block) {
   return blocks_[block.value()];
 }
 
+bool TenantBlocks::Crowded() const {
+  size_t lie_somewhere = 0;
+  for (const TierAccount& account : accounts_) lie_somewhere += account.counters.blocks;
+  return tree_.size() >= lie_somewhere + 2 * history_;
+}
+
 std::vector<BlockHandle> TenantBlocks::Name(absl::Span<const BlockIdentity> ids, size_t& known) {
   std::vector<BlockHandle> path;
   path.reserve(ids.size());
@@ -62,6 +69,7 @@ std::vector<BlockHandle> TenantBlocks::Name(absl::Span<const BlockIdentity> ids,
   for (const BlockIdentity& id : ids) {
     BlockHandle block = tree_.Find(id.key);
     if (block == kNoBlock) {
+      if (Crowded()) break;
       block = tree_.Add(id.key, parent);
     } else {
       if (tree_.parent(block) == kNoBlock && parent != kNoBlock) {

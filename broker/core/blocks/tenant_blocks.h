@@ -107,8 +107,10 @@ class TenantBlocks {
 
   // Requests, for the policies.
 
+  // Whether running requests make more blocks known than may be.
+  bool Crowded() const;
   // The handles of a whole path, known or new. `known`: leading ones that were known. Shorter than
-  // `ids` if a key means a block behind another one.
+  // `ids` if a key means a block behind another one, or if a new one would be too many.
   std::vector<BlockHandle> Name(absl::Span<const BlockIdentity> ids, size_t& known);
   // Only as far as they are known.
   std::vector<BlockHandle> Find(absl::Span<const BlockIdentity> ids) const;
@@ -167,6 +169,7 @@ class TenantBlocks {
   void Count(BlockEvent::Kind kind, TierIndex tier, BlockHandle block);
 
   BlockTenant tenant_;
+  const size_t history_;
   BlockEvents& events_;
   BlockTree tree_;
   Prefetcher prefetcher_;
