@@ -146,9 +146,11 @@ std::optional<BlockId> BlockManager::Allocate() {
   return BlockId(id);
 }
 
-void BlockManager::AddReference(BlockId block) {
-  PALIMPSEST_CHECK(blocks_[block.value()].state == kLive);
-  ++blocks_[block.value()].references;
+void BlockManager::AddReference(BlockId id) {
+  Block& block = blocks_[id.value()];
+  if (block.state == kCached) SetState(id.value(), kLive);
+  PALIMPSEST_CHECK(block.state == kLive);
+  ++block.references;
 }
 
 void BlockManager::Release(BlockId block) {
@@ -197,11 +199,7 @@ BlockManager::Match BlockManager::FindPrefix(absl::Span<const BlockKey> keys,
 
 void BlockManager::Acquire(const Match& match) {
   for (BlockId id : match.blocks) {
-    if (id == kNullBlock) continue;
-    Block& block = blocks_[id.value()];
-    if (block.state == kCached) SetState(id.value(), kLive);
-    PALIMPSEST_CHECK(block.state == kLive);
-    ++block.references;
+    if (id != kNullBlock) AddReference(id);
   }
   if (match.node != nullptr) cache_.Pin(match.node);
 }
@@ -217,7 +215,6 @@ BlockManager::Published BlockManager::Publish(PrefixCache::Node* parent, const B
       blocks_[block.value()].node = result.node;
     } else {
       result.block = result.node->block();
-      if (blocks_[result.block.value()].state == kCached) SetState(result.block.value(), kLive);
       AddReference(result.block);
       Release(block);
     }

@@ -62,7 +62,7 @@ class BlockManager {
   // A block with one reference and worthless content; evicts a cached block if none is free. Empty
   // if nothing is available.
   std::optional<BlockId> Allocate();
-  // Requires a live block.
+  // Requires a live or a cached block.
   void AddReference(BlockId block);
   // The block becomes cached or free with its last reference.
   void Release(BlockId block);
@@ -98,6 +98,7 @@ class BlockManager {
   // (null for the first block of a sequence).
   Published Publish(PrefixCache::Node* parent, const BlockKey& key,
                     absl::Span<const TokenId> tokens, BlockId block);
+  void Pin(PrefixCache::Node* node) { cache_.Pin(node); }
   void Unpin(PrefixCache::Node* node);
 
   // Up to `count` mapped slabs, those with the fewest referenced blocks first; the null block's
@@ -109,9 +110,9 @@ class BlockManager {
   // Blocks that stay usable without these slabs.
   int32_t UsableWithout(absl::Span<const RegionIndex> slabs) const;
 
-  // Takes mapped slabs out of use and drops what they cache. Until FinishGive only Release and
-  // Unpin may be called; they must bring displaced_blocks() down to available_blocks(), which is 0
-  // if a slab of the null block goes.
+  // Takes mapped slabs out of use and drops what they cache. Until FinishGive only Release, Pin
+  // and Unpin may be called; they must bring displaced_blocks() down to available_blocks(), which
+  // is 0 if a slab of the null block goes.
   void BeginGive(absl::Span<const RegionIndex> slabs);
   // Moves the displaced blocks; references follow them. The caller replaces `from` by `to` in every
   // block table and copies the content.

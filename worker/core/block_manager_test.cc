@@ -8,6 +8,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "worker/core/block_keys.h"
 
 namespace palimpsest {
 namespace {

@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "common/block_checksum.h"
 #include "common/bytes.h"
 #include "worker/core/swap_copier.h"
 
@@ -80,16 +81,29 @@ class FakeSwapCopier final : public SwapCopier {
   struct Pending {
     SwapTransfer transfer;
     bool copied = false;
+    std::vector<uint64_t> checksums;
   };
+
+  std::byte* BlockAt(const SwapMove& move) const {
+    return options_.kv + (options_.block_bytes * move.block.value()).count();
+  }
+  std::byte* HostAt(const SwapMove& move) {
+    return move.memory != nullptr
+               ? move.memory
+               : arena_.data() + (options_.block_bytes * move.slot.value()).count();
+  }
+  uint64_t ChecksumOf(const SwapMove& move) const {
+    return BlockChecksum(move.key,
+                         {BlockAt(move), static_cast<size_t>(options_.block_bytes.count())});
+  }
 
   void Copy(Pending& pending) {
     pending.copied = true;
     const auto size = static_cast<size_t>(options_.block_bytes.count());
     for (const SwapMove& move : pending.transfer.moves) {
-      std::byte* const block = options_.kv + move.block.value() * size;
-      std::byte* const slot = arena_.data() + move.slot.value() * size;
       const bool out = pending.transfer.direction == SwapTransfer::Direction::kOut;
-      std::memcpy(out ? slot : block, out ? block : slot, size);
+      std::memcpy(out ? HostAt(move) : BlockAt(move), out ? BlockAt(move) : HostAt(move), size);
+      if (out && move.memory != nullptr) pending.checksums.push_back(ChecksumOf(move));
     }
   }
 
@@ -99,23 +113,35 @@ class FakeSwapCopier final : public SwapCopier {
     ended.id = pending.transfer.id;
     ended.direction = pending.transfer.direction;
     ended.awaited = pending.transfer.awaited;
+    ended.store = pending.transfer.store;
     ended.blocks = static_cast<int32_t>(pending.transfer.moves.size());
+    ended.checksums = std::move(pending.checksums);
+    if (ended.direction == SwapTransfer::Direction::kIn) Verify(pending.transfer, ended);
     if (static_cast<int>(random_() % 100) < options_.failing_percent) {
       ++failures_;
       ended.status = absl::DataLossError("the test lets a transfer fail");
+      ended.intact = 0;
       Garble(pending.transfer);
-      if (ended.awaited) failure_ = ended.status;
     }
+    if (ended.awaited) failure_.Update(ended.status);
     ended_.push_back(std::move(ended));
+  }
+
+  void Verify(const SwapTransfer& transfer, SwapEnded& ended) const {
+    for (const SwapMove& move : transfer.moves) {
+      if (move.memory != nullptr && ChecksumOf(move) != move.checksum) {
+        ended.status = absl::DataLossError("a block has another checksum");
+        return;
+      }
+      ++ended.intact;
+    }
   }
 
   void Garble(const SwapTransfer& transfer) {
     const auto size = static_cast<size_t>(options_.block_bytes.count());
     for (const SwapMove& move : transfer.moves) {
-      std::byte* const written = transfer.direction == SwapTransfer::Direction::kOut
-                                     ? arena_.data() + move.slot.value() * size
-                                     : options_.kv + move.block.value() * size;
-      std::memset(written, static_cast<int>(random_()), size);
+      const bool out = transfer.direction == SwapTransfer::Direction::kOut;
+      std::memset(out ? HostAt(move) : BlockAt(move), static_cast<int>(random_()), size);
     }
   }
 

@@ -1,22 +1,8 @@
 #include "worker/core/prefix_cache.h"
 
-#define XXH_STATIC_LINKING_ONLY  // the hash state on the stack
-#include <xxhash.h>
-
-#include <cassert>
-
 #include "worker/core/check.h"
 
 namespace palimpsest {
-
-BlockKey ChainKey(const BlockKey& parent, absl::Span<const TokenId> tokens) {
-  XXH3_state_t state;
-  XXH3_128bits_reset(&state);
-  XXH3_128bits_update(&state, &parent, sizeof parent);
-  XXH3_128bits_update(&state, tokens.data(), tokens.size() * sizeof(TokenId));
-  const XXH128_hash_t hash = XXH3_128bits_digest(&state);
-  return {hash.high64, hash.low64};
-}
 
 PrefixCache::Node* PrefixCache::Find(const Node* parent, const BlockKey& key,
                                      absl::Span<const TokenId> tokens) const {

@@ -22,22 +22,18 @@
 
 namespace palimpsest {
 
-// The key of a full block that holds `tokens` behind a prefix with key `parent` (all zero for the
-// first block of a sequence).
-using BlockKeyFunction = BlockKey (*)(const BlockKey& parent, absl::Span<const TokenId> tokens);
-
-// XXH3-128.
-BlockKey ChainKey(const BlockKey& parent, absl::Span<const TokenId> tokens);
-
 class PrefixCache {
  public:
   class Node {
    public:
     const BlockKey& key() const { return key_; }
-    const Node* parent() const { return parent_; }
+    Node* parent() const { return parent_; }
     absl::Span<const TokenId> tokens() const { return tokens_; }
     // The null block if the KV is not there.
     BlockId block() const { return block_; }
+    // For who offers blocks to a block store (offloader.h).
+    uint32_t offered() const { return offered_; }
+    void set_offered(uint32_t era) { offered_ = era; }
 
    private:
     friend class PrefixCache;
@@ -46,6 +42,7 @@ class PrefixCache {
     std::vector<TokenId> tokens_;
     BlockId block_;
     int32_t uses_ = 0;  // children and pins
+    uint32_t offered_ = 0;
   };
 
   // The child of `parent` (null: of the root) with this key, or null if there is none or another

@@ -13,17 +13,26 @@ namespace {
 constexpr TokenId kUnknownToken = 0;
 constexpr int32_t kAdmissionInterval = 16;
 
+bool IsOlder(const Sequence* a, const Sequence* b) { return a->id < b->id; }
+
 }  // namespace
 
 Scheduler::Scheduler(const SchedulerConfig& config, const TokenBytes* token_bytes,
-                     BlockKeyFunction key)
+                     BlockStore* store, BlockKeyFunction key)
     : config_(config),
       token_bytes_(token_bytes),
       key_(key),
       blocks_(config.geometry),
       capacity_blocks_(config.capacity_blocks()),
       longest_sequence_(config.LongestSequence()),
-      swap_space_(config.swap_blocks) {}
+      swap_space_(config.swap_blocks),
+      store_(store) {
+  if (store == nullptr) return;
+  PALIMPSEST_CHECK(config.sliding_window == 0);
+  Offloader::Limits limits;
+  limits.copying_blocks = std::clamp(capacity_blocks_ / 8, 1, limits.copying_blocks);
+  offloader_.emplace(&blocks_, store, config.root_key, limits);
+}
 
 absl::StatusOr<SequenceId> Scheduler::Add(SequenceRequest request) {
   if (absl::Status status = CheckRequest(request); !status.ok()) return status;
@@ -80,6 +89,7 @@ const StepPlan& Scheduler::Schedule() {
   int32_t budget = config_.max_step_tokens;
   bool stalled = false;
   if (swapping()) PreemptAhead();
+  if (store_ != nullptr) AskAhead();
   ScheduleRunning(budget, stalled);
   while (!stalled && budget > 0 && AdmitNext(budget)) {
   }
@@ -138,7 +148,7 @@ void Scheduler::Plan(Sequence& sequence, int32_t tokens) {
     chunk.sampling = &sequence.sampling;
     ++sequence.pending;
   }
-  plan_.arriving |= sequence.swap == Sequence::Swap::kArriving;
+  plan_.arriving |= sequence.arriving();
   sequence.last_chunk = static_cast<int32_t>(plan_.chunks.size());
   ++sequence.steps_in_flight;
   plan_.chunks.push_back(chunk);
@@ -150,9 +160,19 @@ bool Scheduler::RefusedLately(const Sequence& sequence) {
          refusal_.needed_blocks + running() > blocks_.available_blocks();
 }
 
+Sequence* Scheduler::NextWaiting() {
+  for (size_t i = 0; i < std::min(kAsksAhead, waiting_.size()); ++i) {
+    if (store_ != nullptr) Ask(*waiting_[i]);
+    if (!waiting_[i]->awaits_store()) return waiting_[i];
+  }
+  return nullptr;
+}
+
 bool Scheduler::AdmitNext(int32_t& budget) {
-  if (waiting_.empty() || running() >= config_.max_batch_sequences) return false;
-  Sequence& sequence = *waiting_.front();
+  if (running() >= config_.max_batch_sequences) return false;
+  Sequence* const next = NextWaiting();
+  if (next == nullptr) return false;
+  Sequence& sequence = *next;
   // Preempted while in flight: what it has to compute is not known yet.
   if (sequence.pending > 0 || sequence.swap == Sequence::Swap::kLeaving) return false;
   if (RefusedLately(sequence)) return false;
@@ -176,8 +196,11 @@ bool Scheduler::AdmitNext(int32_t& budget) {
     refusal_ = {sequence.id, needed, kAdmissionInterval};
     return false;
   }
+  if (store_ != nullptr && !returns && !FitPinned(sequence, match)) return true;
   if (returns) {
     Return(sequence, match);
+  } else if (!sequence.pinned.empty()) {
+    Load(sequence, match);
   } else {
     blocks_.Acquire(match);
     sequence.blocks = match.blocks;
@@ -187,14 +210,16 @@ bool Scheduler::AdmitNext(int32_t& budget) {
     sequence.computed = sequence.published * config_.geometry.block_tokens;
     sequence.submitted = sequence.computed;
   }
-  waiting_.pop_front();
-  running_.push_back(&sequence);
+  waiting_.erase(std::find(waiting_.begin(), waiting_.end(), &sequence));
+  running_.insert(std::upper_bound(running_.begin(), running_.end(), &sequence, IsOlder),
+                  &sequence);
   sequence.running = true;
   if (!sequence.started) {
+    const int32_t cached = sequence.published * config_.geometry.block_tokens;
     sequence.started = true;
-    sequence.usage.cached_tokens = sequence.computed;
+    sequence.usage.cached_tokens = cached;
     counters_.prompt_tokens += sequence.prompt_size;
-    counters_.cached_tokens += sequence.computed;
+    counters_.cached_tokens += cached;
   }
   if (!Ready(sequence)) return true;
   const int32_t tokens = Fit(sequence, std::min(sequence.remaining(), budget));
@@ -220,6 +245,7 @@ void Scheduler::Commit(StepResult result) {
       sequence.computed += planned.tokens;
       PublishFullBlocks(sequence);
       ReleaseBeforeWindow(sequence);
+      if (planned.samples && !std::exchange(sequence.prompt_offered, true)) Offer(sequence);
     }
     if (planned.samples) AppendToken(sequence, *std::move(result.sampled[i]));
   }
@@ -273,7 +299,7 @@ bool Scheduler::FinishIfDone(Sequence& sequence, SequenceOutput& output) {
     return false;
   }
   output.usage = sequence.usage;
-  Remove(sequence);
+  Remove(sequence, /*end_of_turn=*/output.finish != FinishReason::kLength);
   return true;
 }
 
@@ -288,8 +314,9 @@ std::optional<int32_t> Scheduler::MatchStops(Sequence& sequence, TokenId token) 
 }
 
 // Takes the sequence out of everything but `running_`; Sweep does the rest, for many at once.
-void Scheduler::Remove(Sequence& sequence) {
+void Scheduler::Remove(Sequence& sequence, bool end_of_turn) {
   DropSlots(sequence);
+  LeaveStore(sequence, end_of_turn);
   ReleaseBlocks(sequence);
   if (!sequence.running) waiting_.erase(std::find(waiting_.begin(), waiting_.end(), &sequence));
   sequence.removed = true;
@@ -341,6 +368,7 @@ void Scheduler::CheckInvariants() const {
     PALIMPSEST_CHECK(sequence->id > last);
     last = sequence->id;
     PALIMPSEST_CHECK(sequence->started && sequence->running && !sequence->removed);
+    PALIMPSEST_CHECK(!sequence->awaits_store() && sequence->pinned.empty());
     PALIMPSEST_CHECK(sequence->computed < sequence->size());
     PALIMPSEST_CHECK(sequence->computed <= sequence->submitted);
     PALIMPSEST_CHECK(sequence->submitted <= sequence->size_with_pending());
@@ -349,10 +377,12 @@ void Scheduler::CheckInvariants() const {
                      sequence->submitted);
     CheckSwaps(*sequence);
   }
+  if (store_ != nullptr) last = SequenceId();
   for (const Sequence* sequence : waiting_) {
     PALIMPSEST_CHECK(sequence->id > last);
     last = sequence->id;
     PALIMPSEST_CHECK(!sequence->running && !sequence->removed);
+    PALIMPSEST_CHECK(!sequence->awaits_store() || asking_.contains(sequence->store_call));
     CheckSwaps(*sequence);
     if (sequence->swap == Sequence::Swap::kLeaving) {
       holders.push_back(sequence);

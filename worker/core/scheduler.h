@@ -26,6 +26,14 @@
 // before it submits the plan, and after each Commit and Abandon; it reports each end with
 // OnTransferEnded.
 //
+// Block store (BlockStore): full blocks of sequences that end, are preempted or have computed their
+// prompt are copied to the store (offloader.h). A waiting sequence is looked up there when its turn
+// comes near, by its whole chain of blocks; what the store has behind the T0 prefix is loaded if
+// that is expected to end before computing would (load_choice.h), as KV that returns from host
+// memory is: into blocks of its own, after which it is published for others. Until the store has
+// answered others are admitted before the sequence. What fails, or does not have its checksum, is
+// computed. Needs a model without a sliding window.
+//
 // Legal order: each plan with chunks is in flight until its Commit, oldest first, or until Abandon,
 // which ends all of them. Not thread-safe. Does not block.
 #ifndef PALIMPSEST_WORKER_CORE_SCHEDULER_H_
@@ -43,8 +51,12 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "common/ids.h"
+#include "worker/core/block_keys.h"
 #include "worker/core/block_manager.h"
+#include "worker/core/block_store.h"
 #include "worker/core/kv_target.h"
+#include "worker/core/load_choice.h"
+#include "worker/core/offloader.h"
 #include "worker/core/scheduler_config.h"
 #include "worker/core/sequence.h"
 #include "worker/core/step_plan.h"
@@ -64,13 +76,21 @@ struct SchedulerCounters {
   int64_t blocks_swapped_out = 0;
   int64_t blocks_swapped_in = 0;
   int64_t failed_transfers = 0;
+  int64_t store_queries = 0;
+  int64_t loads = 0;  // sequences whose prefix came from the block store
+  int64_t blocks_loaded = 0;
+  int64_t failed_loads = 0;
+  int64_t promotions_awaited = 0;
+  // Blocks that tier 1 had and that were computed because that was expected to be faster.
+  int64_t blocks_recomputed = 0;
 };
 
 class Scheduler {
  public:
-  // `token_bytes` must outlive the scheduler. Requires a valid config. `key` is for tests.
+  // `token_bytes` and `store` must outlive the scheduler. Requires a valid config. Without a store
+  // there are no tiers. `key` is for tests.
   Scheduler(const SchedulerConfig& config, const TokenBytes* token_bytes,
-            BlockKeyFunction key = ChainKey);
+            BlockStore* store = nullptr, BlockKeyFunction key = ChainKey);
 
   // As SchedulerConfig::CheckRequest. Thread-safe.
   absl::Status CheckRequest(const SequenceRequest& request) const {
@@ -130,12 +150,23 @@ class Scheduler {
   std::vector<SwapTransfer> TakeTransfers();
   // A transfer that was taken has ended. If one failed that is awaited, no step may be in flight:
   // those that were are to be abandoned first.
-  void OnTransferEnded(SwapId id, bool succeeded);
+  void OnTransferEnded(const SwapEnded& ended);
   // Some are to be started or have not ended.
   bool transferring() const { return !transfers_.empty(); }
+  // Sequences wait for some of them.
+  bool awaits_transfer() const;
   // How many blocks are copied in the time of a step. KV that comes back joins a step at once if it
   // is no more than that, and otherwise when all of it is there.
   void SetSwapOverlap(int32_t blocks) { swap_overlap_ = blocks; }
+
+  // Hears what the block store has answered, and goes on with what depends on it. To be called when
+  // it wakes, and before Schedule. True if there was anything.
+  bool PollStore();
+  void SetLoadCosts(const LoadCosts& costs) { load_costs_ = costs; }
+  // Zeros without a store.
+  Offloader::Counters offload_counters() const {
+    return offloader_.has_value() ? offloader_->counters() : Offloader::Counters();
+  }
 
   // What happened to sequences since the last call, in order.
   std::vector<SequenceOutput> TakeOutputs();
@@ -164,6 +195,9 @@ class Scheduler {
   };
   using Step = std::vector<Planned>;
 
+  // Waiting sequences that may be looked up in the store before their turn: it pins what it finds.
+  static constexpr size_t kAsksAhead = 8;
+
   // Why the first waiting sequence was not admitted last time. Looking for its prefix again costs
   // time with every block of it, so this is done when there is room, or else every
   // kAdmissionInterval plans, since the cache may have more of it by then.
@@ -176,20 +210,25 @@ class Scheduler {
   // scheduler.cc: sequences and steps.
   void ScheduleRunning(int32_t& budget, bool& stalled);
   bool AdmitNext(int32_t& budget);
+  // Whose turn it is; null: nobody's yet.
+  Sequence* NextWaiting();
   bool RefusedLately(const Sequence& sequence);
   void Plan(Sequence& sequence, int32_t tokens);
   void AppendToken(Sequence& sequence, SampledToken token);
   std::optional<int32_t> MatchStops(Sequence& sequence, TokenId token);
   bool FinishIfDone(Sequence& sequence, SequenceOutput& output);
-  void Remove(Sequence& sequence);
+  void Remove(Sequence& sequence, bool end_of_turn = false);
   void Sweep();
   void CheckFlights() const;
 
   struct Transfer {
     SwapTransfer copy;
+    enum class Kind : uint8_t { kSwap, kLoad, kOffload };
+    Kind kind = Kind::kSwap;
     SequenceId sequence;
-    int64_t after;  // steps that must have ended before it may begin
+    int64_t after = 0;  // steps that must have ended before it may begin
     bool taken = false;
+    std::vector<StorePlace> places;  // kLoad: pinned until it has ended
   };
 
   // scheduler_swap.cc: KV that leaves for host memory and returns.
@@ -207,14 +246,42 @@ class Scheduler {
   int32_t BlocksAhead(const Sequence& sequence) const;
   // Takes part in steps.
   bool Ready(const Sequence& sequence) const;
-  void AddTransfer(SwapTransfer::Direction direction, Sequence& sequence,
+  void AddTransfer(Transfer::Kind kind, SwapTransfer::Direction direction, Sequence& sequence,
                    std::vector<SwapMove> moves, int64_t after);
-  Transfer* FindTransfer(SwapId id);
+  void FinishSwap(const Transfer& transfer, bool succeeded);
   // Its KV is not kept in host memory any more.
   void DropSlots(Sequence& sequence);
   void CheckSwaps(const Sequence& sequence) const;
   // Adds the blocks that transfers hold, and compares the slots that are held.
   void CheckTransfers(absl::flat_hash_map<BlockId, int32_t>& references) const;
+
+  // scheduler_store.cc: what goes to the block store and comes from there.
+  void AskAhead();
+  // Looks the sequence's prefix up in the store, unless that was done.
+  void Ask(Sequence& sequence);
+  void Query(Sequence& sequence, int32_t held, absl::Duration wait);
+  void OnStoreEvent(const ReserveAnswer& answer);
+  void OnStoreEvent(const AcquireAnswer& answer);
+  void OnStoreEvent(const PlacesWanted& event);
+  void OnStoreEvent(const StoreLost& event);
+  void OnAcquired(Sequence& sequence, const AcquireAnswer& answer);
+  // Keeps the first `count` pinned blocks.
+  void ReleasePinned(Sequence& sequence, size_t count);
+  // Which of the pinned blocks continue `match`. False: T0 has lost what came before them since the
+  // store was asked, so that it is asked anew.
+  bool FitPinned(Sequence& sequence, const BlockManager::Match& match);
+  // Blocks of `match` and fresh ones that the pinned ones are copied to.
+  void Load(Sequence& sequence, const BlockManager::Match& match);
+  void FinishLoad(const Transfer& transfer, const SwapEnded& ended);
+  void FinishOffload(const SwapEnded& ended);
+  // Keeps the first so many blocks; no step in flight writes behind them.
+  void CutBack(Sequence& sequence, int32_t blocks);
+  void Offer(Sequence& sequence);
+  // It has ended: offers what it leaves, gives back what it holds.
+  void LeaveStore(Sequence& sequence, bool end_of_turn);
+  // Tells the store of the end of requests for which nothing is asked or copied any more.
+  void EndStoreRequests();
+  int32_t OffloadedHeld() const { return offloader_.has_value() ? offloader_->held_blocks() : 0; }
 
   // scheduler_memory.cc: blocks and slabs.
   int32_t Fit(Sequence& sequence, int32_t tokens);
@@ -224,6 +291,7 @@ class Scheduler {
   void ReleaseBlocks(Sequence& sequence);
   void PreemptYoungest();
   void PreemptNow();
+  void InsertWaiting(Sequence& sequence);
   Give GiveThese(std::vector<RegionIndex> slabs);
   int64_t NeededBlocks() const;
   int32_t SlabsToHold(int32_t blocks) const;
@@ -236,7 +304,8 @@ class Scheduler {
   const int32_t longest_sequence_;
   uint64_t next_id_ = 1;
   absl::flat_hash_map<SequenceId, std::unique_ptr<Sequence>> sequences_;
-  // Both in order of arrival; every running sequence is older than every waiting one.
+  // Both in order of arrival; every running sequence is older than every waiting one, but for those
+  // that waited for the block store.
   std::vector<Sequence*> running_;
   std::deque<Sequence*> waiting_;
   Refusal refusal_;
@@ -250,6 +319,12 @@ class Scheduler {
   std::vector<Transfer> transfers_;
   uint64_t next_transfer_ = 1;
   int32_t swap_overlap_ = 0;
+  BlockStore* const store_;
+  std::optional<Offloader> offloader_;
+  uint64_t next_store_call_ = 1;
+  absl::flat_hash_map<StoreCallId, SequenceId> asking_;
+  std::vector<StoreRequestEnd> ended_requests_;  // the store has not been told of
+  LoadCosts load_costs_;
   std::vector<SequenceOutput> outputs_;
   SchedulerCounters counters_;
 };

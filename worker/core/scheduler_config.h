@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "common/block_key.h"
 #include "common/ids.h"
 #include "worker/core/kv_geometry.h"
 #include "worker/core/sequence.h"
@@ -29,6 +30,9 @@ struct SchedulerConfig {
   int32_t max_step_tokens = 512;
   // Sequences that may wait beside a full batch.
   int32_t queue_capacity = 256;
+
+  // The key before a sequence's first block (block_keys.h).
+  BlockKey root_key;
 
   // KV blocks of preempted sequences that host memory holds; 0: all are computed again.
   int32_t swap_blocks = 0;

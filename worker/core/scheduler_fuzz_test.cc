@@ -1,6 +1,7 @@
 // Random requests, cancels, failed steps, slabs that come and go at every step and KV that goes to
-// host memory and comes back early, late or not at all, with one step in flight or two: whatever
-// happens, every sequence must say what it says alone with plenty of memory.
+// host memory and to a block store and comes back early, late, wrong or not at all, with one step
+// in flight or two: whatever happens, every sequence must say what it says alone with plenty of
+// memory.
 #include <algorithm>
 #include <cstring>
 #include <map>
@@ -10,6 +11,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "worker/core/fake_block_store.h"
 #include "worker/core/fake_model.h"
 #include "worker/core/fake_swap_copier.h"
 #include "worker/core/scheduler.h"
@@ -75,7 +77,15 @@ class Simulation {
                 {.depth = config_.pipeline_depth,
                  .seed = seed,
                  .before_execution = [this](const StepPlan& plan) { ExpectMapped(plan); }}),
-        scheduler_(config_, &token_bytes_, Chance(20) ? WeakKey : ChainKey) {}
+        store_({.block_bytes = config_.geometry.block_bytes,
+                .block_tokens = config_.geometry.block_tokens,
+                .capacity_blocks = Between(1, 200),
+                .seed = seed,
+                .failing_percent = Chance(30) ? 20 : 0,
+                .lying_percent = Chance(30) ? 10 : 0}),
+        has_store_(config_.sliding_window == 0 && Chance(70)),
+        scheduler_(config_, &token_bytes_, has_store_ ? &store_ : nullptr,
+                   !has_store_ && Chance(30) ? WeakKey : ChainKey) {}
 
   void Run() {
     const int steps = Between(40, 120);
@@ -90,6 +100,8 @@ class Simulation {
   int64_t moves() const { return moves_; }
   int64_t finished() const { return finished_; }
   int64_t joined_steps() const { return joined_steps_; }
+  Offloader::Counters offload_counters() const { return scheduler_.offload_counters(); }
+  int64_t lies() const { return store_.lies(); }
 
  private:
   int Between(int low, int high) { return std::uniform_int_distribution<int>(low, high)(random_); }
@@ -170,8 +182,31 @@ class Simulation {
     if (Chance(85)) Wait();
     if (Chance(20)) scheduler_.SetSwapOverlap(Between(0, 20));
     if (Chance(60)) EndTransfer();
+    if (has_store_) RandomStoreStep();
     CollectOutputs();
     scheduler_.CheckInvariants();
+  }
+
+  void RandomStoreStep() {
+    if (Chance(80)) store_.AnswerOne();
+    if (Chance(5)) store_.DropOne();
+    if (Chance(30)) store_.DemoteOne();
+    if (Chance(1)) store_.Lose();
+    if (Chance(3)) store_.WantPlaces();
+    if (Chance(1)) store_.Corrupt();
+    if (Chance(3)) store_.SetAvailable(Chance(80));
+    if (Chance(10)) {
+      scheduler_.SetLoadCosts({.token_seconds = Between(0, 20) * 1e-3,
+                               .position_seconds = Between(0, 3) * 1e-4,
+                               .block_seconds = Between(0, 5) * 1e-3,
+                               .answer_seconds = Between(0, 5) * 1e-3});
+    }
+    if (Chance(90)) PollStore();
+  }
+
+  void PollStore() {
+    scheduler_.PollStore();
+    StartTransfers();
   }
 
   void CancelRandom() {
@@ -207,7 +242,7 @@ class Simulation {
   void Report(const std::vector<SwapEnded>& ended) {
     for (const SwapEnded& one : ended) {
       if (!one.status.ok() && one.awaited && scheduler_.in_flight() > 0) AbandonAll();
-      scheduler_.OnTransferEnded(one.id, one.status.ok());
+      scheduler_.OnTransferEnded(one);
     }
     StartTransfers();
   }
@@ -361,11 +396,23 @@ class Simulation {
       Submit();
       if (Chance(50)) Wait();
       if (Chance(50)) EndTransfer();
+      if (has_store_) {
+        store_.AnswerOne();
+        PollStore();
+      }
       CollectOutputs();
       scheduler_.CheckInvariants();
     }
     while (scheduler_.in_flight() > 0) Wait();
     EndTransfers();
+    for (int i = 0; has_store_ && (store_.waiting_calls() > 0 || i < 2); ++i) {
+      ASSERT_LT(i, 1000);
+      store_.AnswerAll();
+      PollStore();
+      EndTransfers();
+    }
+    EXPECT_EQ(store_.held(), 0u) << "a place was not given back";
+    EXPECT_EQ(store_.open_requests(), 0u);
     EXPECT_EQ(scheduler_.swap_space().used(), 0);
     scheduler_.CheckInvariants();
     EXPECT_EQ(scheduler_.blocks().live_blocks(), 0);
@@ -445,6 +492,8 @@ class Simulation {
   SwapGate gate_;
   FakeRunner runner_;
   LetterTokens token_bytes_;
+  FakeBlockStore store_;
+  const bool has_store_;
   Scheduler scheduler_;
   std::map<SequenceId, Tracked> sequences_;
   int64_t moves_ = 0;
@@ -457,6 +506,7 @@ TEST(SchedulerFuzz, MemoryThatMovesChangesNoToken) {
   int64_t preemptions = 0, cached = 0, moves = 0, finished = 0;
   int64_t continued = 0, discarded = 0, preempted_in_flight = 0;
   int64_t swapped = 0, returned = 0, joined = 0, failed = 0;
+  int64_t stored = 0, loaded = 0, failed_loads = 0, awaited = 0, recomputed = 0, lies = 0;
   for (uint64_t seed = 0; seed < 500; ++seed) {
     SCOPED_TRACE(seed);
     Simulation simulation(seed);
@@ -473,6 +523,12 @@ TEST(SchedulerFuzz, MemoryThatMovesChangesNoToken) {
     returned += simulation.counters().blocks_swapped_in;
     failed += simulation.counters().failed_transfers;
     joined += simulation.joined_steps();
+    stored += simulation.offload_counters().stored;
+    loaded += simulation.counters().blocks_loaded;
+    failed_loads += simulation.counters().failed_loads;
+    awaited += simulation.counters().promotions_awaited;
+    recomputed += simulation.counters().blocks_recomputed;
+    lies += simulation.lies();
   }
   // The schedules must have exercised what they are for.
   EXPECT_GT(preemptions, 800);
@@ -486,6 +542,12 @@ TEST(SchedulerFuzz, MemoryThatMovesChangesNoToken) {
   EXPECT_GT(returned, 6000);
   EXPECT_GT(joined, 700);
   EXPECT_GT(failed, 120);
+  EXPECT_GT(stored, 3000);
+  EXPECT_GT(loaded, 700);
+  EXPECT_GT(failed_loads, 50);
+  EXPECT_GT(awaited, 50);
+  EXPECT_GT(recomputed, 50);
+  EXPECT_GT(lies, 50);
 }
 
 }  // namespace

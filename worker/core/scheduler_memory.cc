@@ -23,7 +23,7 @@ void Scheduler::ExtendKeys(Sequence& sequence, int32_t blocks) {
   const int32_t size = config_.geometry.block_tokens;
   const auto tokens = absl::MakeConstSpan(sequence.tokens);
   while (static_cast<int32_t>(sequence.keys.size()) < blocks) {
-    const BlockKey parent = sequence.keys.empty() ? BlockKey{} : sequence.keys.back();
+    const BlockKey parent = sequence.keys.empty() ? config_.root_key : sequence.keys.back();
     sequence.keys.push_back(key_(parent, tokens.subspan(sequence.keys.size() * size, size)));
   }
 }
@@ -74,18 +74,27 @@ void Scheduler::PreemptYoungest() {
   Sequence& sequence = *running_.back();
   running_.pop_back();
   sequence.running = false;
+  Offer(sequence);
   const bool kept = BeginLeaving(sequence);
   if (!kept) ReleaseBlocks(sequence);
-  waiting_.push_front(&sequence);
+  sequence.ask = Sequence::Ask::kNone;
+  sequence.asks = 0;
+  InsertWaiting(sequence);
   ++sequence.usage.preemptions;
   ++counters_.preemptions;
   counters_.swapped_preemptions += kept;
 }
 
+void Scheduler::InsertWaiting(Sequence& sequence) {
+  const auto place = std::find_if(waiting_.begin(), waiting_.end(),
+                                  [&](const Sequence* other) { return other->id > sequence.id; });
+  waiting_.insert(place, &sequence);
+}
+
 // For when there is no time to copy anything.
 void Scheduler::PreemptNow() {
+  Sequence& sequence = *running_.back();
   PreemptYoungest();
-  Sequence& sequence = *waiting_.front();
   if (sequence.swap != Sequence::Swap::kLeaving) return;
   DropSlots(sequence);
   ReleaseBlocks(sequence);
@@ -147,7 +156,7 @@ int32_t Scheduler::SlabsToHold(int32_t blocks) const {
 // Without these the running sequences can't take their next step, or if none runs, the first one
 // can't start.
 int64_t Scheduler::NeededBlocks() const {
-  int64_t needed = blocks_.live_blocks();
+  int64_t needed = blocks_.live_blocks() - OffloadedHeld();
   for (const Sequence* sequence : running_) {
     const int32_t next =
         sequence->submitted + std::min(sequence->remaining(), config_.max_step_tokens);
@@ -163,7 +172,7 @@ int64_t Scheduler::NeededBlocks() const {
 KvDemand Scheduler::Demand() const {
   const KvGeometry& geometry = config_.geometry;
   const int64_t needed = NeededBlocks();
-  int64_t wanted = blocks_.live_blocks();
+  int64_t wanted = blocks_.live_blocks() - OffloadedHeld();
   for (const Sequence* sequence : running_) {
     const int32_t later =
         std::min(sequence->size_with_pending() + geometry.block_tokens, sequence->longest_size);

@@ -16,7 +16,7 @@ constexpr int32_t kTokensAhead = 4;
 }  // namespace
 
 bool Scheduler::Ready(const Sequence& sequence) const {
-  if (sequence.swap != Swap::kArriving) return true;
+  if (!sequence.arriving()) return true;
   if (!sequence.joins) return false;
   const auto found = std::find_if(transfers_.begin(), transfers_.end(), [&](const Transfer& t) {
     return t.copy.id == sequence.transfer;
@@ -43,6 +43,11 @@ void Scheduler::PreemptAhead() {
 }
 
 bool Scheduler::BeginLeaving(Sequence& sequence) {
+  if (sequence.swap == Swap::kLoading) {
+    sequence.swap = Swap::kNone;
+    sequence.transfer = SwapId();
+    return false;
+  }
   if (sequence.swap == Swap::kArriving) {
     // What is on its way to it is in its slots too.
     sequence.swap = Swap::kAway;
@@ -87,7 +92,8 @@ void Scheduler::StartLeaving() {
       sequence->swap = Swap::kNone;
       ReleaseBlocks(*sequence);
     } else {
-      AddTransfer(SwapTransfer::Direction::kOut, *sequence, std::move(moves), 0);
+      AddTransfer(Transfer::Kind::kSwap, SwapTransfer::Direction::kOut, *sequence, std::move(moves),
+                  0);
     }
   }
 }
@@ -129,14 +135,15 @@ void Scheduler::Return(Sequence& sequence, const BlockManager::Match& match) {
     return;
   }
   // Steps in flight may still use what was free.
-  AddTransfer(SwapTransfer::Direction::kIn, sequence, std::move(moves), ended_steps_ + in_flight_);
+  AddTransfer(Transfer::Kind::kSwap, SwapTransfer::Direction::kIn, sequence, std::move(moves),
+              ended_steps_ + in_flight_);
 }
 
-void Scheduler::AddTransfer(SwapTransfer::Direction direction, Sequence& sequence,
-                            std::vector<SwapMove> moves, int64_t after) {
+void Scheduler::AddTransfer(Transfer::Kind kind, SwapTransfer::Direction direction,
+                            Sequence& sequence, std::vector<SwapMove> moves, int64_t after) {
   for (const SwapMove& move : moves) {
     blocks_.AddReference(move.block);
-    swap_space_.AddReference(move.slot);
+    if (move.memory == nullptr) swap_space_.AddReference(move.slot);
   }
   size_t awaited = moves.size();
   for (const Transfer& other : transfers_)
@@ -147,7 +154,9 @@ void Scheduler::AddTransfer(SwapTransfer::Direction direction, Sequence& sequenc
   transfers_.push_back({.copy = {.id = sequence.transfer,
                                  .direction = direction,
                                  .awaited = sequence.joins,
+                                 .store = kind == Transfer::Kind::kLoad,
                                  .moves = std::move(moves)},
+                        .kind = kind,
                         .sequence = sequence.id,
                         .after = after});
 }
@@ -162,12 +171,30 @@ std::vector<SwapTransfer> Scheduler::TakeTransfers() {
   return due;
 }
 
-void Scheduler::OnTransferEnded(SwapId id, bool succeeded) {
+bool Scheduler::awaits_transfer() const {
+  return std::any_of(transfers_.begin(), transfers_.end(), [](const Transfer& transfer) {
+    return transfer.kind != Transfer::Kind::kOffload;
+  });
+}
+
+void Scheduler::OnTransferEnded(const SwapEnded& ended) {
   const auto found = std::find_if(transfers_.begin(), transfers_.end(),
-                                  [id](const Transfer& t) { return t.copy.id == id; });
+                                  [&](const Transfer& t) { return t.copy.id == ended.id; });
   PALIMPSEST_CHECK(found != transfers_.end() && found->taken);
   const Transfer transfer = std::move(*found);
   transfers_.erase(found);
+  switch (transfer.kind) {
+    case Transfer::Kind::kSwap:
+      return FinishSwap(transfer, ended.status.ok());
+    case Transfer::Kind::kLoad:
+      return FinishLoad(transfer, ended);
+    case Transfer::Kind::kOffload:
+      return offloader_->OnCopied(ended);
+  }
+}
+
+void Scheduler::FinishSwap(const Transfer& transfer, bool succeeded) {
+  const SwapId id = transfer.copy.id;
   const bool out = transfer.copy.direction == SwapTransfer::Direction::kOut;
   // Deepest first, as ReleaseBlocks does.
   for (auto move = transfer.copy.moves.rbegin(); move != transfer.copy.moves.rend(); ++move) {
@@ -212,7 +239,9 @@ void Scheduler::MakeRoomToGive(int32_t count) {
   PALIMPSEST_CHECK(in_flight_ == 0);
   if (!swapping()) return;
   const int32_t left = blocks_.UsableWithout(blocks_.CheapestSlabs(count));
-  while (!running_.empty() && blocks_.live_blocks() - LeavingBlocks() > left) PreemptYoungest();
+  while (!running_.empty() && blocks_.live_blocks() - LeavingBlocks() - OffloadedHeld() > left) {
+    PreemptYoungest();
+  }
   StartLeaving();
 }
 
@@ -236,6 +265,10 @@ void Scheduler::CheckSwaps(const Sequence& sequence) const {
       PALIMPSEST_CHECK(sequence.running && transfer != transfers_.end());
       PALIMPSEST_CHECK(sequence.swapped_tokens <= sequence.computed);
       break;
+    case Swap::kLoading:
+      PALIMPSEST_CHECK(sequence.running && transfer != transfers_.end());
+      PALIMPSEST_CHECK(sequence.slots.empty());
+      return;
   }
   PALIMPSEST_CHECK(static_cast<int32_t>(sequence.slots.size()) ==
                    config_.geometry.BlocksFor(sequence.swapped_tokens) - sequence.swapped_from);
@@ -250,7 +283,7 @@ void Scheduler::CheckTransfers(absl::flat_hash_map<BlockId, int32_t>& references
   for (const Transfer& transfer : transfers_) {
     for (const SwapMove& move : transfer.copy.moves) {
       ++references[move.block];
-      ++slots[move.slot];
+      if (move.memory == nullptr) ++slots[move.slot];
     }
   }
   PALIMPSEST_CHECK(static_cast<int32_t>(slots.size()) == swap_space_.used());

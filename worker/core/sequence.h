@@ -10,6 +10,7 @@
 #include "common/ids.h"
 #include "common/strong_int.h"
 #include "common/text/stop_matcher.h"
+#include "worker/core/block_store.h"
 #include "worker/core/prefix_cache.h"
 #include "worker/core/sampling.h"
 #include "worker/core/swap_copier.h"
@@ -105,13 +106,33 @@ struct Sequence {
     kLeaving,   // waiting; its blocks are kept until they are copied
     kAway,      // waiting; in its slots
     kArriving,  // running; in its slots and on its way to its blocks
+    kLoading,   // running; on its way to its blocks from the block store
   };
+  bool arriving() const { return swap == Swap::kArriving || swap == Swap::kLoading; }
   Swap swap = Swap::kNone;
-  SwapId transfer;              // kLeaving: 0 until it can begin; kArriving
-  bool joins = false;           // kArriving: steps may follow behind the copies
+  SwapId transfer;              // kLeaving: 0 until it can begin; if arriving
+  bool joins = false;           // if arriving: steps may follow behind the copies
   std::vector<SwapSlot> slots;  // of consecutive blocks from swapped_from on
   int32_t swapped_from = 0;
   int32_t swapped_tokens = 0;  // kAway, kArriving: the KV is that of the first so many tokens
+
+  // What the block store has of its prefix (scheduler_store.cc). While kAsked or kAwaited others
+  // are admitted before it.
+  enum class Ask : uint8_t {
+    kNone,
+    kAsked,
+    kAwaited,  // asked again, to have blocks brought up from lower tiers
+    kAnswered,
+  };
+  bool awaits_store() const { return ask == Ask::kAsked || ask == Ask::kAwaited; }
+  Ask ask = Ask::kNone;
+  int32_t asks = 0;                 // since it began to wait
+  StoreCallId store_call;           // if awaits_store()
+  std::vector<PinnedBlock> pinned;  // consecutive blocks from pinned_from on, to be loaded
+  int32_t pinned_from = 0;          // what T0 had when the store was asked
+  bool known_to_store = false;      // was named in a query
+  bool prompt_offered = false;      // for offloading
+  int32_t loaded_from = 0;          // kLoading: blocks before this one are there
 };
 
 }  // namespace palimpsest

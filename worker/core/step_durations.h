@@ -23,6 +23,13 @@ class StepDurations {
   double prefill_seconds() const { return prefill_.value; }
   // Of a prefill step, by the tokens in it.
   double prompt_token_seconds() const { return prompt_token_.value; }
+  // The least squares fit of prefill steps' seconds to tokens * token_seconds + (sum of the tokens'
+  // positions) * position_seconds, neither below 0: attention grows with what a token sees.
+  struct PrefillFit {
+    double token_seconds = 0;
+    double position_seconds = 0;
+  };
+  PrefillFit prefill_fit() const;
   // Of recent steps, those with prompt chunks: 0 to 1.
   double prefill_share() const { return share_.value; }
   // Sum since the start.
@@ -32,6 +39,7 @@ class StepDurations {
   struct Step {
     bool prefill = false;
     size_t tokens = 0;
+    double positions = 0;  // their sum
     absl::Time submitted;
   };
   struct Average {
@@ -41,7 +49,15 @@ class StepDurations {
     void Add(double sample);
   };
 
+  // Decaying sums of products of tokens (n), positions (p) and seconds (t) of prefill steps.
+  struct Products {
+    double nn = 0, np = 0, pp = 0, nt = 0, pt = 0;
+  };
+
+  void AddPrefill(double tokens, double positions, double seconds);
+
   std::deque<Step> steps_;
+  Products products_;
   absl::Time last_end_ = absl::InfinitePast();
   Average decode_, prefill_, prompt_token_, share_;
   absl::Duration stall_;

@@ -73,5 +73,44 @@ TEST_F(StepDurationsTest, StallsAreCountedApart) {
   EXPECT_EQ(times_.rotation_stall(), absl::Milliseconds(25));
 }
 
+// Chunks of 1 to 8 tokens at positions up to `span`, each token 2 ms and 3 us a position.
+void Fit(StepDurations& times, int32_t span) {
+  const std::vector<TokenId> tokens(8);
+  absl::Time now = absl::UnixEpoch();
+  for (int32_t i = 0; i < 200; ++i) {
+    StepPlan plan;
+    const auto size = static_cast<size_t>(1 + i % 8);
+    plan.chunks.push_back(
+        {.tokens = absl::MakeConstSpan(tokens).first(size), .first_position = span * (i % 7)});
+    double seconds = 0;
+    for (size_t t = 0; t < size; ++t) seconds += 2e-3 + 3e-6 * (span * (i % 7) + t);
+    times.Submitted(plan, now);
+    now += absl::Seconds(seconds);
+    times.Ended({}, now);
+  }
+}
+
+TEST(PrefillFit, TellsTokensFromPositions) {
+  StepDurations times;
+  EXPECT_EQ(times.prefill_fit().token_seconds, 0);
+  Fit(times, 1000);
+  EXPECT_NEAR(times.prefill_fit().token_seconds, 2e-3, 1e-6);
+  EXPECT_NEAR(times.prefill_fit().position_seconds, 3e-6, 1e-9);
+}
+
+TEST(PrefillFit, OfStepsThatAreAlikeIsTheirMean) {
+  StepDurations times;
+  const std::vector<TokenId> tokens(8);
+  absl::Time now = absl::UnixEpoch();
+  for (int i = 0; i < 20; ++i) {
+    StepPlan plan;
+    plan.chunks.push_back({.tokens = tokens, .first_position = 100});
+    times.Submitted(plan, now);
+    times.Ended({}, now += absl::Milliseconds(i % 2 == 0 ? 15 : 17));
+  }
+  EXPECT_NEAR(times.prefill_fit().token_seconds, 2e-3, 1e-4);
+  EXPECT_EQ(times.prefill_fit().position_seconds, 0);
+}
+
 }  // namespace
 }  // namespace palimpsest

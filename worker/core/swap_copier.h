@@ -1,8 +1,11 @@
-// Moves KV blocks between the KV region and a swap arena in host memory, beside the steps. One
-// implementation per compute back-end.
+// Moves KV blocks between the KV region and host memory, beside the steps: an arena of the copier's
+// own, or memory of a block store. One implementation per compute back-end.
 //
 // A transfer into the KV region goes layer by layer, so that a step may follow behind it: with
 // `awaited`, AwaitLayer and LayerEvents hold steps up until a layer's KV is there.
+//
+// What goes to a block store gets a checksum, of the bytes in the KV region. What comes from one is
+// checked in the KV region, before its last layer is let through.
 //
 // Ownership: until a transfer is reported as ended, nobody else writes the blocks and slots that it
 // reads, or touches those that it writes, but for steps that the layers hold up.
@@ -11,6 +14,7 @@
 #ifndef PALIMPSEST_WORKER_CORE_SWAP_COPIER_H_
 #define PALIMPSEST_WORKER_CORE_SWAP_COPIER_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <vector>
@@ -18,6 +22,7 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
+#include "common/block_key.h"
 #include "common/ids.h"
 #include "common/strong_int.h"
 
@@ -30,7 +35,13 @@ using SwapId = StrongInt<struct SwapIdTag, uint64_t>;
 
 struct SwapMove {
   BlockId block;
-  SwapSlot slot;
+  // Where the block lies in host memory: in this slot of the arena, unless `memory` is set.
+  SwapSlot slot = {};
+  // A block store's; with the block's key, and from there the checksum that it must have
+  // (common/block_checksum.h).
+  std::byte* memory = nullptr;
+  BlockKey key = {};
+  uint64_t checksum = 0;
 };
 
 struct SwapTransfer {
@@ -38,6 +49,7 @@ struct SwapTransfer {
   enum class Direction : uint8_t { kOut, kIn };  // from the KV region, into it
   Direction direction = Direction::kOut;
   bool awaited = false;
+  bool store = false;  // to or from a block store
   std::vector<SwapMove> moves;
 };
 
@@ -45,10 +57,16 @@ struct SwapEnded {
   SwapId id;
   SwapTransfer::Direction direction = SwapTransfer::Direction::kOut;
   bool awaited = false;
-  // Not OK: what the transfer wrote is worthless.
+  bool store = false;
+  // Not OK: what the transfer wrote is worthless, but for `intact` blocks.
   absl::Status status;
   int32_t blocks = 0;
   absl::Duration took;
+  // From the KV region to a block store: of each block.
+  std::vector<uint64_t> checksums;
+  // Into it from a block store: so many blocks, from the first on, have their checksums; DataLoss
+  // if these are not all.
+  int32_t intact = 0;
 };
 
 class SwapCopier {

@@ -110,17 +110,18 @@ void ThreadedSwapCopier::Run(SwapTransfer::Direction which) {
       direction.busy = true;
     }
     const absl::Time begin = MonotonicNow();
-    const absl::Status status = out ? CopyOut(*transfer) : CopyIn(*transfer);
+    SwapEnded ended{.id = transfer->id,
+                    .direction = which,
+                    .awaited = transfer->awaited,
+                    .store = transfer->store,
+                    .blocks = static_cast<int32_t>(transfer->moves.size())};
+    ended.status = out ? CopyOut(*transfer, ended.checksums) : CopyIn(*transfer, ended.intact);
+    ended.took = MonotonicNow() - begin;
     std::function<void()> wakeup;
     {
       MutexLock lock(&mutex_);
-      ended_.push_back({.id = transfer->id,
-                        .direction = which,
-                        .awaited = transfer->awaited,
-                        .status = status,
-                        .blocks = static_cast<int32_t>(transfer->moves.size()),
-                        .took = MonotonicNow() - begin});
-      if (transfer->awaited) failure_.Update(status);
+      if (transfer->awaited) failure_.Update(ended.status);
+      ended_.push_back(std::move(ended));
       Of(which).queue.pop_front();
       if (!out) passed_ = 0;
       wakeup = wakeup_;

@@ -42,10 +42,12 @@ class ThreadedSwapCopier : public SwapCopier {
   // What was started ends before.
   void StopThreads();
 
-  // Blocks until all bytes are in the arena.
-  virtual absl::Status CopyOut(const SwapTransfer& transfer) = 0;
-  // Blocks until all bytes are in the KV region. Calls Pass on the way.
-  virtual absl::Status CopyIn(const SwapTransfer& transfer) = 0;
+  // Blocks until all bytes are in host memory. Adds to `checksums` those of what went to a block
+  // store.
+  virtual absl::Status CopyOut(const SwapTransfer& transfer, std::vector<uint64_t>& checksums) = 0;
+  // Blocks until all bytes are in the KV region. Calls Pass on the way; for the last layer when
+  // blocks that came from a block store are checked. Counts the `intact` ones, from the first on.
+  virtual absl::Status CopyIn(const SwapTransfer& transfer, int32_t& intact) = 0;
   // Layers before this one are there, as far as AwaitLayer says so.
   void Pass(int layers);
 

@@ -33,13 +33,15 @@ absl::Status EngineOptions::Validate() const {
 Engine::Engine(const EngineOptions& options, const EngineParts& parts)
     : options_(options),
       parts_(parts),
-      scheduler_(options.scheduler, parts.token_bytes),
+      scheduler_(options.scheduler, parts.token_bytes, parts.store),
       kv_target_(options.kv_target),
       last_progress_(parts.clock->Now()),
       streams_alive_(std::make_shared<std::atomic<int32_t>>(0)),
       idle_since_(parts.clock->Now()) {
   PALIMPSEST_CHECK(options.scheduler.pipeline_depth <= parts.runner->pipeline_depth());
-  PALIMPSEST_CHECK((options.scheduler.swap_blocks > 0) == (parts.swap != nullptr));
+  const bool copies = options.scheduler.swap_blocks > 0 || parts.store != nullptr;
+  PALIMPSEST_CHECK(copies == (parts.swap != nullptr));
+  if (parts_.store != nullptr) parts_.store->SetWakeup([this] { Wake(); });
   if (parts_.swap != nullptr) parts_.swap->SetWakeup([this] { Wake(); });
   parts_.memory->SetWakeup([this] { Wake(); });
 }
@@ -47,6 +49,7 @@ Engine::Engine(const EngineOptions& options, const EngineParts& parts)
 Engine::~Engine() {
   Stop();
   parts_.memory->SetWakeup(nullptr);
+  if (parts_.store != nullptr) parts_.store->SetWakeup(nullptr);
   if (parts_.swap == nullptr) return;
   parts_.swap->AwaitAll();
   parts_.swap->SetWakeup(nullptr);
@@ -154,6 +157,7 @@ EngineStats Engine::Stats() const {
 
 bool Engine::RunOnce() {
   bool busy = TakeTransfers();
+  busy |= PollStore();
   busy |= HandleMemoryEvents();
   busy |= TakeRequests();
   FailStalled();

@@ -38,6 +38,7 @@
 #include "common/clock.h"
 #include "common/mutex.h"
 #include "worker/core/block_copier.h"
+#include "worker/core/block_store.h"
 #include "worker/core/kv_target.h"
 #include "worker/core/model_runner.h"
 #include "worker/core/scheduler.h"
@@ -78,8 +79,10 @@ struct EngineParts {
   // Called by the engine thread when the session with the broker begins (true) and is lost. May be
   // null; must not block.
   std::function<void(bool)> on_connection;
-  // Null unless the scheduler's options have swap_blocks.
+  // Null unless the scheduler's options have swap_blocks, or there is a store.
   SwapCopier* swap = nullptr;
+  // Tiers below the KV region; null: none. Not with a sliding window.
+  BlockStore* store = nullptr;
 };
 
 struct EngineStats {
@@ -178,6 +181,9 @@ class Engine {
   // these are abandoned. True if any ended.
   bool TakeTransfers();
   void OnTransfersEnded(const std::vector<SwapEnded>& ended);
+  // Hears the block store, and starts what can be copied.
+  bool PollStore();
+  void StateLoadCosts();
   // Waits for all transfers; requires that no step is in flight.
   void EndTransfers();
   // Nothing can run until KV has left or come; something runs again.
@@ -217,6 +223,8 @@ class Engine {
   int32_t steps_in_flight_ = 0;  // submitted to the runner
   // From host memory, smoothed; 0: not measured.
   double swap_blocks_per_second_ = 0;
+  double load_block_seconds_ = 0;  // from the block store, smoothed; 0: not measured
+  int64_t blocks_recomputed_ = 0;  // as the scheduler said last
   absl::Time swap_stalled_since_ = absl::InfiniteFuture();
   absl::Duration swap_waited_;  // as the copier said last
   int32_t step_failures_ = 0;

@@ -25,6 +25,22 @@ void ObserveAs(prometheus::Histogram& histogram, absl::Duration duration, absl::
 
 }  // namespace
 
+EngineMetrics::StoreCounters::StoreCounters(Metrics& metrics)
+    : stored(metrics.Counter<"palimpsest_worker_store_blocks_total">("stored")),
+      present(metrics.Counter<"palimpsest_worker_store_blocks_total">("present")),
+      refused(metrics.Counter<"palimpsest_worker_store_blocks_total">("refused")),
+      dropped(metrics.Counter<"palimpsest_worker_store_blocks_total">("dropped")),
+      loaded(metrics.Counter<"palimpsest_worker_store_blocks_total">("loaded")),
+      recomputed(metrics.Counter<"palimpsest_worker_store_blocks_total">("recomputed")),
+      bytes_out(metrics.Counter<"palimpsest_worker_store_bytes_total">("out")),
+      bytes_in(metrics.Counter<"palimpsest_worker_store_bytes_total">("in")),
+      seconds_out(metrics.Counter<"palimpsest_worker_store_seconds_total">("out")),
+      seconds_in(metrics.Counter<"palimpsest_worker_store_seconds_total">("in")),
+      first_queries(metrics.Counter<"palimpsest_worker_store_queries_total">("first")),
+      promotion_queries(metrics.Counter<"palimpsest_worker_store_queries_total">("promotion")),
+      failures_out(metrics.Counter<"palimpsest_worker_store_failures_total">("out")),
+      failures_in(metrics.Counter<"palimpsest_worker_store_failures_total">("in")) {}
+
 EngineMetrics::EngineMetrics(Metrics& metrics)
     : metrics_(metrics),
       schedule_seconds_(metrics.Histogram<"palimpsest_worker_step_seconds">("schedule")),
@@ -51,6 +67,7 @@ EngineMetrics::EngineMetrics(Metrics& metrics)
       swap_wait_seconds_(metrics.Counter<"palimpsest_worker_swap_wait_seconds_total">()),
       swap_failures_(metrics.Counter<"palimpsest_worker_swap_failures_total">()),
       swapped_blocks_(metrics.Gauge<"palimpsest_worker_kv_blocks">("swapped")),
+      store_(metrics),
       running_(metrics.Gauge<"palimpsest_worker_sequences">("running")),
       waiting_(metrics.Gauge<"palimpsest_worker_sequences">("waiting")),
       time_to_first_token_(metrics.Histogram<"palimpsest_worker_time_to_first_token_seconds">()),
@@ -105,7 +122,9 @@ void EngineMetrics::OnDelivered(absl::Duration stream) {
 
 void EngineMetrics::OnTransfer(const SwapEnded& transfer) {
   const bool out = transfer.direction == SwapTransfer::Direction::kOut;
-  (out ? swap_out_seconds_ : swap_in_seconds_).Increment(absl::ToDoubleSeconds(transfer.took));
+  prometheus::Counter& seconds = transfer.store ? (out ? store_.seconds_out : store_.seconds_in)
+                                                : (out ? swap_out_seconds_ : swap_in_seconds_);
+  seconds.Increment(absl::ToDoubleSeconds(transfer.took));
 }
 
 void EngineMetrics::OnSwapStall(absl::Duration stall) {
@@ -149,6 +168,7 @@ void EngineMetrics::Update(const Scheduler& scheduler, const MappedSlabs& mapped
   swapped_in_.Increment(bytes(now.blocks_swapped_in - last_.blocks_swapped_in));
   swap_failures_.Increment(static_cast<double>(now.failed_transfers - last_.failed_transfers));
   swapped_blocks_.Set(scheduler.swap_space().used());
+  UpdateStore(scheduler);
   last_ = now;
   running_.Set(scheduler.running());
   waiting_.Set(scheduler.waiting());
@@ -166,6 +186,29 @@ void EngineMetrics::Update(const Scheduler& scheduler, const MappedSlabs& mapped
     gpu.kv_bytes->Set(static_cast<double>((gpu.slab_bytes * mapped.kv).count()));
     gpu.slot_bytes->Set(static_cast<double>((gpu.slab_bytes * mapped.slots).count()));
   }
+}
+
+void EngineMetrics::UpdateStore(const Scheduler& scheduler) {
+  const auto add = [](prometheus::Counter& counter, int64_t now, int64_t before) {
+    counter.Increment(static_cast<double>(now - before));
+  };
+  const SchedulerCounters& now = scheduler.counters();
+  const Offloader::Counters offloads = scheduler.offload_counters();
+  add(store_.stored, offloads.stored, last_offloads_.stored);
+  add(store_.present, offloads.present, last_offloads_.present);
+  add(store_.refused, offloads.refused, last_offloads_.refused);
+  add(store_.dropped, offloads.dropped, last_offloads_.dropped);
+  add(store_.loaded, now.blocks_loaded, last_.blocks_loaded);
+  add(store_.recomputed, now.blocks_recomputed, last_.blocks_recomputed);
+  const int64_t block = scheduler.blocks().geometry().block_bytes.count();
+  add(store_.bytes_out, block * offloads.stored, block * last_offloads_.stored);
+  add(store_.bytes_in, block * now.blocks_loaded, block * last_.blocks_loaded);
+  add(store_.promotion_queries, now.promotions_awaited, last_.promotions_awaited);
+  add(store_.first_queries, now.store_queries - now.promotions_awaited,
+      last_.store_queries - last_.promotions_awaited);
+  add(store_.failures_out, offloads.failed, last_offloads_.failed);
+  add(store_.failures_in, now.failed_loads, last_.failed_loads);
+  last_offloads_ = offloads;
 }
 
 void EngineMetrics::AddGpu(const Gpu& gpu) {

@@ -87,6 +87,25 @@ class EngineMetrics {
   prometheus::Counter& swap_wait_seconds_;
   prometheus::Counter& swap_failures_;
   prometheus::Gauge& swapped_blocks_;
+  struct StoreCounters {
+    explicit StoreCounters(Metrics& metrics);
+
+    prometheus::Counter& stored;
+    prometheus::Counter& present;
+    prometheus::Counter& refused;
+    prometheus::Counter& dropped;
+    prometheus::Counter& loaded;
+    prometheus::Counter& recomputed;
+    prometheus::Counter& bytes_out;
+    prometheus::Counter& bytes_in;
+    prometheus::Counter& seconds_out;
+    prometheus::Counter& seconds_in;
+    prometheus::Counter& first_queries;
+    prometheus::Counter& promotion_queries;
+    prometheus::Counter& failures_out;
+    prometheus::Counter& failures_in;
+  };
+  StoreCounters store_;
   prometheus::Gauge& running_;
   prometheus::Gauge& waiting_;
   prometheus::Histogram& time_to_first_token_;
@@ -109,7 +128,10 @@ class EngineMetrics {
     Bytes slab_bytes;
   };
   std::vector<GpuSlabs> gpus_;
+  void UpdateStore(const Scheduler& scheduler);
+
   SchedulerCounters last_;
+  Offloader::Counters last_offloads_;
   StepTotals totals_;
 };
 

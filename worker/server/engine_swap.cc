@@ -41,18 +41,46 @@ void Engine::OnTransfersEnded(const std::vector<SwapEnded>& ended) {
   for (const SwapEnded& transfer : ended) {
     const bool in = transfer.direction == SwapTransfer::Direction::kIn;
     if (!transfer.status.ok()) {
-      Log(LogLevel::kError, "KV could not be copied; its sequence is computed again",
+      Log(LogLevel::kError,
+          transfer.store && !in ? "KV could not be copied to the block store"
+                                : "KV could not be copied; its sequence is computed again",
           {{"direction", in ? "from host memory" : "to host memory"}, {"status", transfer.status}});
     } else if (in && transfer.took > absl::ZeroDuration()) {
-      Smooth(transfer.blocks / absl::ToDoubleSeconds(transfer.took), swap_blocks_per_second_);
+      const double seconds = absl::ToDoubleSeconds(transfer.took);
+      Smooth(transfer.blocks / seconds, swap_blocks_per_second_);
+      if (transfer.store) Smooth(seconds / transfer.blocks, load_block_seconds_);
     }
     parts_.metrics->OnTransfer(transfer);
-    scheduler_.OnTransferEnded(transfer.id, transfer.status.ok());
+    scheduler_.OnTransferEnded(transfer);
   }
   if (parts_.swap == nullptr) return;
   const double measured = std::min(step_durations_.decode_seconds() * swap_blocks_per_second_, 1e9);
   scheduler_.SetSwapOverlap(options_.swap_overlap_blocks.value_or(static_cast<int32_t>(measured)));
   StartTransfers();
+}
+
+bool Engine::PollStore() {
+  if (parts_.store == nullptr) return false;
+  StateLoadCosts();
+  const bool any = scheduler_.PollStore();
+  StartTransfers();
+  return any;
+}
+
+void Engine::StateLoadCosts() {
+  // A link that was slow once is believed to be so for a while, not for ever.
+  constexpr double kForget = 0.98;
+  const int64_t recomputed = scheduler_.counters().blocks_recomputed;
+  if (std::exchange(blocks_recomputed_, recomputed) < recomputed) load_block_seconds_ *= kForget;
+  const StepDurations::PrefillFit fit = step_durations_.prefill_fit();
+  const LoadCosts one{.token_seconds = fit.token_seconds, .position_seconds = fit.position_seconds};
+  const int32_t tokens = options_.scheduler.geometry.block_tokens;
+  parts_.store->SetRecompute(ComputeSeconds(one, 0, tokens),
+                             fit.position_seconds * tokens * tokens);
+  scheduler_.SetLoadCosts({.token_seconds = fit.token_seconds,
+                           .position_seconds = fit.position_seconds,
+                           .block_seconds = load_block_seconds_,
+                           .answer_seconds = parts_.store->answer_seconds()});
 }
 
 void Engine::EndTransfers() {
@@ -68,7 +96,7 @@ void Engine::EndTransfers() {
 }
 
 void Engine::NoteSwapStall(absl::Time now) {
-  if (scheduler_.transferring()) swap_stalled_since_ = std::min(swap_stalled_since_, now);
+  if (scheduler_.awaits_transfer()) swap_stalled_since_ = std::min(swap_stalled_since_, now);
 }
 
 void Engine::EndSwapStall(absl::Time now) {

@@ -1,4 +1,5 @@
-// Swaps KV blocks of the host back-end: its arena is ordinary memory of this process.
+// Swaps KV blocks of the host back-end: its arena is ordinary memory of this process, a block
+// store's memory is mapped.
 #ifndef PALIMPSEST_WORKER_COMPUTE_CPU_HOST_SWAP_COPIER_H_
 #define PALIMPSEST_WORKER_COMPUTE_CPU_HOST_SWAP_COPIER_H_
 
@@ -6,7 +7,10 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <vector>
 
+#include "absl/strings/str_cat.h"
+#include "common/block_checksum.h"
 #include "worker/core/model_runner.h"
 #include "worker/memory/threaded_swap_copier.h"
 
@@ -27,16 +31,17 @@ class HostSwapCopier final : public ThreadedSwapCopier {
   ~HostSwapCopier() override { StopThreads(); }
 
  private:
-  absl::Status CopyOut(const SwapTransfer& transfer) override {
+  absl::Status CopyOut(const SwapTransfer& transfer, std::vector<uint64_t>& checksums) override {
     const auto size = static_cast<size_t>(memory_.kv_block_bytes.count());
     for (const SwapMove& move : transfer.moves) {
       AwaitTurn(memory_.kv_block_bytes);
-      std::memcpy(At(move.slot), At(move.block), size);
+      std::memcpy(HostOf(move), At(move.block), size);
+      if (move.memory != nullptr) checksums.push_back(ChecksumOf(move));
     }
     return absl::OkStatus();
   }
 
-  absl::Status CopyIn(const SwapTransfer& transfer) override {
+  absl::Status CopyIn(const SwapTransfer& transfer, int32_t& intact) override {
     const auto size = static_cast<size_t>(memory_.kv_block_bytes.count());
     const size_t layer_size = size / static_cast<size_t>(layers_);
     for (int layer = 0; layer < layers_; ++layer) {
@@ -44,11 +49,27 @@ class HostSwapCopier final : public ThreadedSwapCopier {
       const size_t end = layer + 1 == layers_ ? size : begin + layer_size;
       AwaitTurn(Bytes(static_cast<int64_t>((end - begin) * transfer.moves.size())));
       for (const SwapMove& move : transfer.moves) {
-        std::memcpy(At(move.block) + begin, At(move.slot) + begin, end - begin);
+        std::memcpy(At(move.block) + begin, HostOf(move) + begin, end - begin);
       }
-      Pass(layer + 1);
+      if (layer + 1 < layers_) Pass(layer + 1);
+    }
+    for (const SwapMove& move : transfer.moves) {
+      if (move.memory != nullptr && ChecksumOf(move) != move.checksum) {
+        return absl::DataLossError(
+            absl::StrCat("block ", intact, " of ", transfer.moves.size(),
+                         " came from the block store with another checksum than it went with"));
+      }
+      ++intact;
     }
     return absl::OkStatus();
+  }
+
+  uint64_t ChecksumOf(const SwapMove& move) const {
+    return BlockChecksum(move.key,
+                         {At(move.block), static_cast<size_t>(memory_.kv_block_bytes.count())});
+  }
+  std::byte* HostOf(const SwapMove& move) const {
+    return move.memory != nullptr ? move.memory : At(move.slot);
   }
 
   std::byte* At(BlockId block) const {

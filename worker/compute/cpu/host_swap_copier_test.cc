@@ -4,8 +4,10 @@
 #include <atomic>
 #include <random>
 #include <thread>
+#include <utility>
 #include <vector>
 
+#include "common/block_checksum.h"
 #include "gtest/gtest.h"
 
 namespace palimpsest {
@@ -110,6 +112,58 @@ TEST_F(HostSwapCopierTest, LayersThatArePassedAreThere) {
     copier_.AwaitAll();
     copier_.TakeEnded();
   }
+}
+
+TEST_F(HostSwapCopierTest, BlockStoresBlocksCarryChecksums) {
+  std::vector<std::byte> store(3 * kBlock.count());
+  std::vector<SwapMove> moves;
+  for (uint32_t i = 0; i < 3; ++i) {
+    Fill(i, static_cast<int>(10 + i));
+    moves.push_back(
+        {.block = BlockId(i), .memory = store.data() + i * kBlock.count(), .key = {1, i}});
+  }
+  copier_.Start(Transfer(Direction::kOut, moves));
+  copier_.AwaitAll();
+  const SwapEnded out = copier_.TakeEnded().at(0);
+  ASSERT_EQ(out.checksums.size(), 3u);
+  for (uint32_t i = 0; i < 3; ++i) {
+    EXPECT_EQ(out.checksums[i], BlockChecksum(moves[i].key, {At(i), 60}));
+    moves[i].checksum = out.checksums[i];
+    moves[i].block = BlockId(10 + i);
+  }
+  copier_.Start(Transfer(Direction::kIn, moves));
+  copier_.AwaitAll();
+  const SwapEnded in = copier_.TakeEnded().at(0);
+  EXPECT_TRUE(in.status.ok()) << in.status;
+  EXPECT_EQ(in.intact, 3);
+  EXPECT_TRUE(Holds(10, 10) && Holds(11, 11) && Holds(12, 12));
+}
+
+TEST_F(HostSwapCopierTest, WrongBytesOrKeysFailBeforeTheLastLayerIsPassed) {
+  std::vector<std::byte> store(2 * kBlock.count(), std::byte(5));
+  const absl::Span<const std::byte> bytes(store.data(), kBlock.count());
+  std::vector<SwapMove> moves;
+  for (uint32_t i = 0; i < 2; ++i) {
+    const BlockKey key{2, i};
+    moves.push_back({.block = BlockId(i),
+                     .memory = store.data() + i * kBlock.count(),
+                     .key = key,
+                     .checksum = BlockChecksum(key, bytes)});
+  }
+  const auto load = [&](const std::vector<SwapMove>& these) {
+    copier_.Start(Transfer(Direction::kIn, these, /*awaited=*/true));
+    absl::Status step;
+    for (int layer = 0; layer < kLayers && step.ok(); ++layer) step = copier_.AwaitLayer(layer);
+    copier_.AwaitAll();
+    const SwapEnded ended = copier_.TakeEnded().at(0);
+    EXPECT_EQ(step.ok(), ended.status.ok()) << "a step that followed must know";
+    return std::pair(ended.status.code(), ended.intact);
+  };
+  EXPECT_EQ(load(moves), std::pair(absl::StatusCode::kOk, 2));
+  store.back() = std::byte(6);
+  EXPECT_EQ(load(moves), std::pair(absl::StatusCode::kDataLoss, 1));
+  moves[0].key.low = 9;
+  EXPECT_EQ(load(moves), std::pair(absl::StatusCode::kDataLoss, 0));
 }
 
 }  // namespace

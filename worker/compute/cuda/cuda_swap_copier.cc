@@ -96,7 +96,7 @@ absl::Status CudaSwapCopier::QueueOut(const Gpu& gpu, absl::Span<const Run> runs
   return gpu.left.Record(gpu.out.get());
 }
 
-absl::Status CudaSwapCopier::CopyOut(const SwapTransfer& transfer) {
+absl::Status CudaSwapCopier::CopyOut(const SwapTransfer& transfer, std::vector<uint64_t>&) {
   const std::vector<Run> runs = RunsOf(transfer);
   absl::Status status;
   for (const Gpu& gpu : gpus_) {
@@ -150,7 +150,7 @@ absl::Status CudaSwapCopier::QueueStripe(const Gpu& gpu, int first, int last,
   return status;
 }
 
-absl::Status CudaSwapCopier::CopyIn(const SwapTransfer& transfer) {
+absl::Status CudaSwapCopier::CopyIn(const SwapTransfer& transfer, int32_t&) {
   const std::vector<Run> runs = RunsOf(transfer);
   const int stripe = StripeLayers(transfer.moves.size(), runs.size());
   absl::Status status;

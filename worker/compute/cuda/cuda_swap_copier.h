@@ -2,7 +2,7 @@
 //
 // KV that returns comes in stripes of a few layers: of many blocks, where they are neighbours on
 // both sides, by one strided copy, and otherwise of more layers at a time. An event ends each
-// layer, for steps that follow behind.
+// layer, for steps that follow behind. Takes no memory of a block store.
 #ifndef PALIMPSEST_WORKER_COMPUTE_CUDA_CUDA_SWAP_COPIER_H_
 #define PALIMPSEST_WORKER_COMPUTE_CUDA_CUDA_SWAP_COPIER_H_
 
@@ -67,8 +67,8 @@ class CudaSwapCopier final : public ThreadedSwapCopier {
   CudaSwapCopier(int layers, LinkPacer* pacer) : ThreadedSwapCopier(pacer), layers_(layers) {}
 
   absl::Status Open(Rank rank, int32_t slots);
-  absl::Status CopyOut(const SwapTransfer& transfer) override;
-  absl::Status CopyIn(const SwapTransfer& transfer) override;
+  absl::Status CopyOut(const SwapTransfer& transfer, std::vector<uint64_t>& checksums) override;
+  absl::Status CopyIn(const SwapTransfer& transfer, int32_t& intact) override;
   absl::Status QueueOut(const Gpu& gpu, absl::Span<const Run> runs) const;
   // Layers first .. last - 1.
   absl::Status QueueStripe(const Gpu& gpu, int first, int last, absl::Span<const Run> runs) const;

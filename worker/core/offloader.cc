@@ -1,0 +1,160 @@
+#include "worker/core/offloader.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "worker/core/check.h"
+
+namespace palimpsest {
+
+Offloader::Offloader(BlockManager* blocks, BlockStore* store, const BlockKey& root,
+                     const Limits& limits)
+    : blocks_(blocks), store_(store), root_(root), limits_(limits) {}
+
+void Offloader::Forget(PrefixCache::Node* node, uint32_t era) {
+  if (node->offered() == era) node->set_offered(0);
+  blocks_->Unpin(node);
+}
+
+void Offloader::DropOldest() {
+  ++counters_.dropped;
+  Forget(queue_.front().node, era_);
+  queue_.pop_front();
+}
+
+void Offloader::Offer(PrefixCache::Node* last, uint64_t request) {
+  if (!store_->available()) return;
+  std::vector<PrefixCache::Node*> fresh;
+  for (auto* node = last; node != nullptr && !Offered(node); node = node->parent()) {
+    fresh.push_back(node);
+  }
+  for (auto node = fresh.rbegin(); node != fresh.rend(); ++node) {
+    (*node)->set_offered(era_);
+    blocks_->Pin(*node);
+    queue_.push_back({*node, request});
+  }
+  while (static_cast<int32_t>(queue_.size()) > limits_.queued_blocks) DropOldest();
+}
+
+Offloader::Batch Offloader::NextBatch() {
+  Batch batch{.era = era_};
+  const auto most =
+      static_cast<size_t>(std::min(limits_.batch_blocks, limits_.copying_blocks - copying_blocks_));
+  while (!queue_.empty() && batch.nodes.size() < most) {
+    const auto [node, request] = queue_.front();
+    const bool continues =
+        batch.nodes.empty() || (node->parent() == batch.nodes.back() && request == batch.request);
+    if (!continues) break;
+    // Without what comes before it a block is of no use.
+    if (node->block() == kNullBlock || (node->parent() != nullptr && !Offered(node->parent()))) {
+      DropOldest();
+      continue;
+    }
+    batch.request = request;
+    batch.nodes.push_back(node);
+    queue_.pop_front();
+  }
+  return batch;
+}
+
+bool Offloader::Pump(StoreCallId call) {
+  if (batch_.has_value() || !store_->available()) return false;
+  Batch batch = NextBatch();
+  if (batch.nodes.empty()) return false;
+  batch.call = call;
+  const PrefixCache::Node* const parent = batch.nodes.front()->parent();
+  BlockChain chain{.parent = parent == nullptr ? root_ : parent->key()};
+  for (const PrefixCache::Node* node : batch.nodes) {
+    chain.keys.push_back(node->key());
+    chain.tokens.insert(chain.tokens.end(), node->tokens().begin(), node->tokens().end());
+  }
+  batch_ = std::move(batch);
+  store_->Reserve(call, batch_->request, std::move(chain));
+  return true;
+}
+
+std::vector<SwapMove> Offloader::OnReserved(const ReserveAnswer& answer, SwapId transfer) {
+  PALIMPSEST_CHECK(Awaits(answer.call));
+  const Batch batch = *std::move(batch_);
+  batch_.reset();
+  counters_.failed += !answer.status.ok();
+  std::vector<SwapMove> moves;
+  std::vector<WrittenBlock> unused;
+  Copy copy{.era = batch.era};
+  for (size_t i = 0; i < std::max(batch.nodes.size(), answer.blocks.size()); ++i) {
+    const ReservedBlock block = i < answer.blocks.size() ? answer.blocks[i] : ReservedBlock();
+    const bool reserved = block.result == ReservedBlock::Result::kReserved;
+    if (i >= batch.nodes.size()) {
+      if (reserved) unused.push_back({{}, block.place});
+      continue;
+    }
+    PrefixCache::Node* const node = batch.nodes[i];
+    if (block.result == ReservedBlock::Result::kPresent) {
+      ++counters_.present;
+      blocks_->Unpin(node);
+    } else if (!reserved) {
+      counters_.refused += answer.status.ok();
+      Forget(node, batch.era);
+    } else if (node->block() == kNullBlock) {
+      ++counters_.dropped;
+      unused.push_back({node->key(), block.place});
+      Forget(node, batch.era);
+    } else {
+      blocks_->AddReference(node->block());
+      moves.push_back({.block = node->block(), .memory = block.place.memory, .key = node->key()});
+      copy.nodes.push_back(node);
+      copy.held.push_back(node->block());
+      copy.written.push_back({node->key(), block.place});
+    }
+  }
+  if (!unused.empty()) store_->Abort(std::move(unused));
+  if (moves.empty()) return moves;
+  copying_blocks_ += static_cast<int32_t>(moves.size());
+  copies_.emplace(transfer, std::move(copy));
+  return moves;
+}
+
+void Offloader::OnCopied(const SwapEnded& ended) {
+  const auto found = copies_.find(ended.id);
+  PALIMPSEST_CHECK(found != copies_.end());
+  Copy copy = std::move(found->second);
+  copies_.erase(found);
+  copying_blocks_ -= static_cast<int32_t>(copy.nodes.size());
+  // Deepest first, so that the cache evicts the ends of prefixes before their beginnings.
+  for (auto block = copy.held.rbegin(); block != copy.held.rend(); ++block) {
+    blocks_->Release(*block);
+  }
+  const bool good = ended.status.ok() && ended.checksums.size() == copy.written.size();
+  for (size_t i = 0; i < copy.nodes.size(); ++i) {
+    if (good) {
+      copy.written[i].checksum = ended.checksums[i];
+      blocks_->Unpin(copy.nodes[i]);
+    } else {
+      Forget(copy.nodes[i], copy.era);
+    }
+  }
+  if (good) {
+    counters_.stored += static_cast<int64_t>(copy.written.size());
+    store_->Commit(std::move(copy.written));
+  } else {
+    ++counters_.failed;
+    store_->Abort(std::move(copy.written));
+  }
+}
+
+void Offloader::ForgetStored() {
+  while (!queue_.empty()) DropOldest();
+  ++era_;
+}
+
+int32_t Offloader::held_blocks() const {
+  int32_t held = 0;
+  for (const auto& [id, copy] : copies_) {
+    held += static_cast<int32_t>(
+        std::count_if(copy.held.begin(), copy.held.end(),
+                      [this](BlockId block) { return blocks_->references(block) == 1; }));
+  }
+  return held;
+}
+
+}  // namespace palimpsest

@@ -1,0 +1,112 @@
+// Which KV blocks go down to a block store, and when: write-through, in the background.
+//
+// Blocks are offered when they are full and their sequence has ended, was preempted or is through
+// with its prompt. They wait in a bounded queue that holds no memory: a block that the prefix cache
+// evicts before its turn is dropped, the least recently used one first, and so is the oldest when
+// the queue is full. A batch of consecutive blocks is reserved at a time; what the store has
+// already needs no copy. A block is referenced only while it is copied, and so many are copied at
+// once.
+//
+//   queued -> reserving -> copying -> stored
+//      \________\____________\_____-> forgotten (evicted, refused, failed); may be offered again
+//
+// A stored block is not offered again in the same era, which ends when the store is lost.
+//
+// Not thread-safe. Does not block.
+#ifndef PALIMPSEST_WORKER_CORE_OFFLOADER_H_
+#define PALIMPSEST_WORKER_CORE_OFFLOADER_H_
+
+#include <cstdint>
+#include <deque>
+#include <optional>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "common/block_key.h"
+#include "worker/core/block_manager.h"
+#include "worker/core/block_store.h"
+#include "worker/core/prefix_cache.h"
+#include "worker/core/swap_copier.h"
+
+namespace palimpsest {
+
+class Offloader {
+ public:
+  struct Limits {
+    int32_t queued_blocks = 16384;
+    int32_t batch_blocks = 64;
+    int32_t copying_blocks = 64;
+  };
+
+  struct Counters {
+    int64_t stored = 0;   // blocks copied and committed
+    int64_t present = 0;  // the store had them
+    int64_t refused = 0;  // by the store
+    int64_t dropped = 0;  // before their turn
+    int64_t failed = 0;   // calls and copies
+  };
+
+  // All must outlive it. `root`: the key before a sequence's first block.
+  Offloader(BlockManager* blocks, BlockStore* store, const BlockKey& root, const Limits& limits);
+
+  // The blocks of this chain that have not been offered, from its first to `last`, which is pinned.
+  // `request`: whose they are.
+  void Offer(PrefixCache::Node* last, uint64_t request);
+
+  // Reserves the next batch if there is a place for it; `call` is that call's.
+  bool Pump(StoreCallId call);
+
+  // Whether the answer is for this object.
+  bool Awaits(StoreCallId call) const { return batch_.has_value() && batch_->call == call; }
+  // What is to be copied by a transfer with this id, unless it is nothing: the blocks are
+  // referenced until OnCopied.
+  std::vector<SwapMove> OnReserved(const ReserveAnswer& answer, SwapId transfer);
+  void OnCopied(const SwapEnded& ended);
+
+  // Nothing counts as stored any more.
+  void ForgetStored();
+
+  // Blocks that nothing but copies holds.
+  int32_t held_blocks() const;
+  const Counters& counters() const { return counters_; }
+
+ private:
+  struct Entry {
+    PrefixCache::Node* node;  // pinned
+    uint64_t request;
+  };
+  struct Batch {
+    StoreCallId call;
+    uint32_t era = 0;
+    uint64_t request = 0;
+    std::vector<PrefixCache::Node*> nodes;  // consecutive; pinned
+  };
+  struct Copy {
+    uint32_t era = 0;
+    std::vector<PrefixCache::Node*> nodes;  // pinned
+    std::vector<BlockId> held;
+    std::vector<WrittenBlock> written;
+  };
+
+  bool Offered(const PrefixCache::Node* node) const { return node->offered() == era_; }
+  // Unpins it, and lets it be offered again.
+  void Forget(PrefixCache::Node* node, uint32_t era);
+  void DropOldest();
+  // The next blocks of one chain, as many as may be copied now.
+  Batch NextBatch();
+
+  BlockManager* const blocks_;
+  BlockStore* const store_;
+  const BlockKey root_;
+  const Limits limits_;
+  uint32_t era_ = 1;
+  std::deque<Entry> queue_;
+  std::optional<Batch> batch_;  // being reserved
+  absl::flat_hash_map<SwapId, Copy> copies_;
+  int32_t copying_blocks_ = 0;
+  Counters counters_;
+};
+
+}  // namespace palimpsest
+
+#endif  // PALIMPSEST_WORKER_CORE_OFFLOADER_H_

@@ -1,0 +1,266 @@
+// KV that goes down to the block store and comes back.
+#include <algorithm>
+#include <utility>
+
+#include "worker/core/check.h"
+#include "worker/core/scheduler.h"
+
+namespace palimpsest {
+namespace {
+
+using AskState = Sequence::Ask;
+
+// A prefix that is in T0 when the store is asked may be gone when there is room.
+constexpr int32_t kMostAsks = 3;
+
+}  // namespace
+
+void Scheduler::AskAhead() {
+  for (size_t i = 0; i < std::min(kAsksAhead, waiting_.size()); ++i) Ask(*waiting_[i]);
+}
+
+void Scheduler::Ask(Sequence& sequence) {
+  if (sequence.ask != AskState::kNone || sequence.swap != Sequence::Swap::kNone ||
+      sequence.pending > 0) {
+    return;
+  }
+  const int32_t size = config_.geometry.block_tokens;
+  const int32_t reusable = (sequence.size() - 1) / size;
+  sequence.ask = AskState::kAnswered;
+  sequence.pinned_from = 0;
+  if (reusable == 0 || sequence.asks >= kMostAsks || !store_->available()) return;
+  ++sequence.asks;
+  ExtendKeys(sequence, reusable);
+  const auto match = blocks_.FindPrefix(absl::MakeConstSpan(sequence.keys).first(reusable),
+                                        sequence.tokens, config_.sliding_window);
+  const auto held = static_cast<int32_t>(match.blocks.size());
+  const int32_t lacking = (reusable - held) * size;
+  const bool asks = lacking > 0 && WorthAsking(load_costs_, held * size, lacking);
+  // The store is told of every request, to learn what is used again.
+  if (asks || !sequence.known_to_store) {
+    Query(sequence, asks ? held : reusable, absl::ZeroDuration());
+  }
+  sequence.pinned_from = held;
+  if (asks) sequence.ask = AskState::kAsked;
+}
+
+void Scheduler::Query(Sequence& sequence, int32_t held, absl::Duration wait) {
+  const size_t blocks = (sequence.size() - 1) / config_.geometry.block_tokens;
+  StoreQuery query{.held = held,
+                   .request = sequence.id.value(),
+                   .input_tokens = sequence.prompt_size,
+                   .wait = wait};
+  query.chain.parent = config_.root_key;
+  query.chain.keys.assign(sequence.keys.begin(), sequence.keys.begin() + blocks);
+  query.chain.tokens.assign(sequence.tokens.begin(),
+                            sequence.tokens.begin() + blocks * config_.geometry.block_tokens);
+  sequence.store_call = StoreCallId(next_store_call_++);
+  sequence.known_to_store = true;
+  ++counters_.store_queries;
+  asking_.emplace(sequence.store_call, sequence.id);
+  store_->Acquire(sequence.store_call, std::move(query));
+}
+
+bool Scheduler::PollStore() {
+  if (store_ == nullptr) return false;
+  const std::vector<StoreEvent> events = store_->TakeEvents();
+  for (const StoreEvent& event : events) {
+    std::visit([this](const auto& e) { OnStoreEvent(e); }, event);
+  }
+  if (offloader_->Pump(StoreCallId(next_store_call_))) ++next_store_call_;
+  return !events.empty();
+}
+
+void Scheduler::OnStoreEvent(const ReserveAnswer& answer) {
+  if (!offloader_->Awaits(answer.call)) return;
+  const SwapId id(next_transfer_++);
+  std::vector<SwapMove> moves = offloader_->OnReserved(answer, id);
+  if (moves.empty()) return;
+  transfers_.push_back({.copy = {.id = id,
+                                 .direction = SwapTransfer::Direction::kOut,
+                                 .store = true,
+                                 .moves = std::move(moves)},
+                        .kind = Transfer::Kind::kOffload});
+}
+
+void Scheduler::OnStoreEvent(const AcquireAnswer& answer) {
+  const auto call = asking_.find(answer.call);
+  if (call == asking_.end()) return;
+  const auto owner = sequences_.find(call->second);
+  asking_.erase(call);
+  Sequence* const sequence = owner == sequences_.end() ? nullptr : owner->second.get();
+  if (sequence != nullptr && sequence->awaits_store() && sequence->store_call == answer.call) {
+    OnAcquired(*sequence, answer);
+    return;
+  }
+  std::vector<StorePlace> places;
+  for (const PinnedBlock& block : answer.blocks) places.push_back(block.place);
+  if (!places.empty()) store_->Release(std::move(places));
+  EndStoreRequests();
+}
+
+void Scheduler::OnAcquired(Sequence& sequence, const AcquireAnswer& answer) {
+  const bool first = sequence.ask == AskState::kAsked;
+  sequence.ask = AskState::kAnswered;
+  if (!answer.status.ok()) return;
+  ReleasePinned(sequence, 0);
+  sequence.pinned = answer.blocks;
+  const int32_t size = config_.geometry.block_tokens;
+  const int32_t most = (sequence.size() - 1) / size - sequence.pinned_from;
+  ReleasePinned(sequence, static_cast<size_t>(std::max(0, most)));
+  LoadOffer offer{.block_tokens = size,
+                  .first = sequence.pinned_from * size,
+                  .ready = static_cast<int32_t>(sequence.pinned.size())};
+  std::vector<LowerBlocks> lower;
+  int32_t room = first ? most - offer.ready : 0;
+  for (const LowerBlocks& blocks : answer.lower) {
+    if (room <= 0) break;
+    lower.push_back({std::min(blocks.blocks, room), blocks.expected_seconds});
+    room -= blocks.blocks;
+  }
+  offer.lower = lower;
+  for (const Transfer& transfer : transfers_) {
+    const bool in = transfer.copy.direction == SwapTransfer::Direction::kIn;
+    offer.queued += in ? static_cast<int32_t>(transfer.copy.moves.size()) : 0;
+  }
+  const LoadChoice choice = ChooseLoad(load_costs_, offer);
+  counters_.blocks_recomputed += offer.ready - choice.load;
+  ReleasePinned(sequence, static_cast<size_t>(choice.load));
+  if (choice.patience <= absl::ZeroDuration() || !store_->available()) return;
+  ++counters_.promotions_awaited;
+  Query(sequence, sequence.pinned_from, choice.patience);
+  sequence.ask = AskState::kAwaited;
+}
+
+// The chunks may be those of any sequence's blocks; what was found is found again, or computed.
+void Scheduler::OnStoreEvent(const PlacesWanted&) {
+  for (Sequence* sequence : waiting_) {
+    if (sequence->pinned.empty()) continue;
+    ReleasePinned(*sequence, 0);
+    if (sequence->ask == AskState::kAnswered) sequence->ask = AskState::kNone;
+  }
+}
+
+void Scheduler::OnStoreEvent(const StoreLost&) { offloader_->ForgetStored(); }
+
+void Scheduler::ReleasePinned(Sequence& sequence, size_t count) {
+  if (sequence.pinned.size() <= count) return;
+  std::vector<StorePlace> places;
+  for (size_t i = count; i < sequence.pinned.size(); ++i) {
+    places.push_back(sequence.pinned[i].place);
+  }
+  sequence.pinned.resize(count);
+  store_->Release(std::move(places));
+}
+
+bool Scheduler::FitPinned(Sequence& sequence, const BlockManager::Match& match) {
+  const auto matched = static_cast<int32_t>(match.blocks.size());
+  if (matched < sequence.pinned_from) {
+    ReleasePinned(sequence, 0);
+    sequence.ask = AskState::kNone;
+    return false;
+  }
+  const auto known = std::min<size_t>(matched - sequence.pinned_from, sequence.pinned.size());
+  if (known == 0) return true;
+  std::rotate(sequence.pinned.begin(), sequence.pinned.begin() + static_cast<ptrdiff_t>(known),
+              sequence.pinned.end());
+  ReleasePinned(sequence, sequence.pinned.size() - known);
+  sequence.pinned_from = matched;
+  return true;
+}
+
+void Scheduler::Load(Sequence& sequence, const BlockManager::Match& match) {
+  blocks_.Acquire(match);
+  sequence.blocks = match.blocks;
+  sequence.chain = match.node;
+  sequence.published = static_cast<int32_t>(match.blocks.size());
+  std::vector<SwapMove> moves;
+  std::vector<StorePlace> places;
+  for (const PinnedBlock& pinned : std::exchange(sequence.pinned, {})) {
+    const BlockKey& key = sequence.keys[sequence.blocks.size()];
+    sequence.blocks.push_back(*blocks_.Allocate());
+    moves.push_back({.block = sequence.blocks.back(),
+                     .memory = pinned.place.memory,
+                     .key = key,
+                     .checksum = pinned.checksum});
+    places.push_back(pinned.place);
+  }
+  sequence.loaded_from = sequence.published;
+  sequence.computed = static_cast<int32_t>(sequence.blocks.size()) * config_.geometry.block_tokens;
+  sequence.submitted = sequence.computed;
+  sequence.swap = Sequence::Swap::kLoading;
+  ++counters_.loads;
+  // Steps in flight may still use what was free.
+  AddTransfer(Transfer::Kind::kLoad, SwapTransfer::Direction::kIn, sequence, std::move(moves),
+              ended_steps_ + in_flight_);
+  transfers_.back().places = std::move(places);
+}
+
+void Scheduler::FinishLoad(const Transfer& transfer, const SwapEnded& ended) {
+  store_->Release(transfer.places);
+  // Deepest first, as ReleaseBlocks does.
+  for (auto move = transfer.copy.moves.rbegin(); move != transfer.copy.moves.rend(); ++move) {
+    blocks_.Release(move->block);
+  }
+  const int32_t intact =
+      ended.status.ok() ? static_cast<int32_t>(transfer.copy.moves.size()) : ended.intact;
+  counters_.failed_loads += !ended.status.ok();
+  counters_.blocks_loaded += intact;
+  EndStoreRequests();
+  const auto owner = sequences_.find(transfer.sequence);
+  if (owner == sequences_.end() || owner->second->transfer != transfer.copy.id) return;
+  Sequence& sequence = *owner->second;
+  sequence.swap = Sequence::Swap::kNone;
+  sequence.transfer = SwapId();
+  if (!ended.status.ok()) {
+    PALIMPSEST_CHECK(!transfer.copy.awaited || in_flight_ == 0);
+    CutBack(sequence, sequence.loaded_from + intact);
+  }
+  if (sequence.usage.output_tokens == 0 && sequence.usage.preemptions == 0) {
+    sequence.usage.cached_tokens += intact * config_.geometry.block_tokens;
+  }
+  PublishFullBlocks(sequence);
+}
+
+void Scheduler::CutBack(Sequence& sequence, int32_t blocks) {
+  PALIMPSEST_CHECK(sequence.published <= blocks);
+  while (static_cast<int32_t>(sequence.blocks.size()) > blocks) {
+    blocks_.Release(sequence.blocks.back());
+    sequence.blocks.pop_back();
+  }
+  ++sequence.stay;
+  sequence.computed = blocks * config_.geometry.block_tokens;
+  sequence.submitted = sequence.computed;
+}
+
+void Scheduler::Offer(Sequence& sequence) {
+  if (store_ == nullptr || sequence.chain == nullptr) return;
+  offloader_->Offer(sequence.chain, sequence.id.value());
+}
+
+void Scheduler::LeaveStore(Sequence& sequence, bool end_of_turn) {
+  Offer(sequence);
+  ReleasePinned(sequence, 0);
+  if (!sequence.known_to_store) return;
+  ended_requests_.push_back({.request = sequence.id.value(),
+                             .end_of_turn = end_of_turn,
+                             .output_tokens = sequence.size() - sequence.output_begin});
+  EndStoreRequests();
+}
+
+void Scheduler::EndStoreRequests() {
+  std::erase_if(ended_requests_, [this](const StoreRequestEnd& end) {
+    const SequenceId id(end.request);
+    const bool asked = std::any_of(asking_.begin(), asking_.end(),
+                                   [id](const auto& call) { return call.second == id; });
+    const bool copied =
+        std::any_of(transfers_.begin(), transfers_.end(), [id](const Transfer& transfer) {
+          return transfer.kind == Transfer::Kind::kLoad && transfer.sequence == id;
+        });
+    if (asked || copied) return false;
+    store_->EndRequest(end);
+    return true;
+  });
+}
+
+}  // namespace palimpsest

@@ -1,0 +1,339 @@
+// What the scheduler plans beside a block store: which prefixes are looked up, awaited, loaded or
+// computed, and who waits for it.
+#include <algorithm>
+#include <numeric>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "worker/core/fake_block_store.h"
+#include "worker/core/fake_swap_copier.h"
+#include "worker/core/scheduler.h"
+
+namespace palimpsest {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+
+class NoBytes : public TokenBytes {
+ public:
+  absl::string_view BytesOf(TokenId) const override { return "x"; }
+};
+
+SchedulerConfig TestConfig(int32_t blocks) {
+  SchedulerConfig config;
+  config.geometry = {.slab_bytes = Bytes(10),
+                     .block_bytes = Bytes(10),
+                     .region_slabs = blocks + 1,
+                     .block_tokens = 4};
+  config.max_kv_slabs = blocks + 1;
+  config.vocab_size = 100;
+  config.max_sequence_tokens = 200;
+  config.max_batch_sequences = 3;
+  config.max_step_tokens = 100;
+  config.root_key = {3, 4};
+  return config;
+}
+
+// Keys that collide for blocks whose tokens have the same sum.
+BlockKey SumKey(const BlockKey& parent, absl::Span<const TokenId> tokens) {
+  return {parent.low + 1, std::accumulate(tokens.begin(), tokens.end(), parent.low)};
+}
+
+class SchedulerStoreTest : public ::testing::Test {
+ protected:
+  explicit SchedulerStoreTest(int32_t blocks = 20, BlockKeyFunction key = ChainKey)
+      : config_(TestConfig(blocks)),
+        kv_(static_cast<size_t>(10 * (blocks + 1))),
+        scheduler_(config_, &token_bytes_, &store_, key) {
+    scheduler_.OnSlabsMapped(AllSlabs());
+  }
+
+  std::vector<RegionIndex> AllSlabs() const {
+    std::vector<RegionIndex> slabs;
+    for (int32_t i = 0; i < config_.geometry.region_slabs; ++i) slabs.push_back(RegionIndex(i));
+    return slabs;
+  }
+
+  static std::vector<TokenId> Tokens(int32_t count, TokenId first = 1) {
+    std::vector<TokenId> tokens(static_cast<size_t>(count));
+    for (int32_t i = 0; i < count; ++i) tokens[i] = (first + 7 * i) % 90;
+    return tokens;
+  }
+
+  SequenceId Add(std::vector<TokenId> prompt, int32_t max_tokens = 1) {
+    SequenceRequest request;
+    request.prompt = std::move(prompt);
+    request.params.max_tokens = max_tokens;
+    return scheduler_.Add(std::move(request)).value();
+  }
+
+  void Transfers() {
+    for (SwapTransfer& transfer : scheduler_.TakeTransfers()) copier_.Start(std::move(transfer));
+    copier_.AwaitAll();
+    for (const SwapEnded& ended : copier_.TakeEnded()) scheduler_.OnTransferEnded(ended);
+  }
+  // The store answers, copies end.
+  void Settle() {
+    for (int i = 0; i < 10; ++i) {
+      store_.AnswerAll();
+      scheduler_.PollStore();
+      Transfers();
+    }
+    scheduler_.CheckInvariants();
+  }
+
+  // One step; the first positions of its chunks.
+  std::vector<int32_t> Step(TokenId token = 99) {
+    std::vector<int32_t> positions;
+    const StepPlan& plan = scheduler_.Schedule();
+    StepResult result;
+    for (const SequenceChunk& chunk : plan.chunks) {
+      positions.push_back(chunk.first_position);
+      result.sampled.emplace_back();
+      if (chunk.sampling != nullptr) result.sampled.back().emplace().token = token;
+    }
+    if (!positions.empty()) scheduler_.Commit(std::move(result));
+    scheduler_.CheckInvariants();
+    return positions;
+  }
+
+  void Ask() {
+    EXPECT_THAT(Step(), IsEmpty());
+    Settle();
+  }
+
+  // T0 forgets everything.
+  void Clear() {
+    Settle();
+    scheduler_.GiveSlabs(config_.geometry.region_slabs);
+    scheduler_.OnSlabsMapped(AllSlabs());
+  }
+
+  // Computes a prompt, which is stored; T0 forgets it.
+  void Remember(std::vector<TokenId> prompt) {
+    Add(std::move(prompt));
+    Ask();
+    EXPECT_THAT(Step(), ElementsAre(0));
+    Clear();
+  }
+
+  const SchedulerConfig config_;
+  NoBytes token_bytes_;
+  std::vector<std::byte> kv_;
+  FakeBlockStore store_{
+      {.block_bytes = Bytes(10), .block_tokens = 4, .capacity_blocks = 50, .seed = 3}};
+  FakeSwapCopier copier_{{.kv = kv_.data(), .block_bytes = Bytes(10)}};
+  Scheduler scheduler_;
+};
+
+TEST_F(SchedulerStoreTest, PrefixComesBackAndTheRestIsComputed) {
+  Remember(Tokens(14));
+  EXPECT_EQ(scheduler_.offload_counters().stored, 3);
+  Add(Tokens(18));
+  Ask();
+  EXPECT_THAT(Step(), IsEmpty()) << "it is loaded";
+  Settle();
+  EXPECT_THAT(Step(), ElementsAre(12));
+  EXPECT_EQ(scheduler_.counters().blocks_loaded, 3);
+  const auto outputs = scheduler_.TakeOutputs();
+  EXPECT_EQ(outputs.back().usage.cached_tokens, 12);
+  EXPECT_EQ(store_.held(), 0u);
+  // It is in T0 for others.
+  Add(Tokens(18));
+  EXPECT_THAT(Step(), ElementsAre(16));
+}
+
+TEST_F(SchedulerStoreTest, OthersAreAdmittedWhileOneAsks) {
+  Remember(Tokens(14));
+  Add(Tokens(18), 5);
+  EXPECT_THAT(Step(), IsEmpty());
+  Add(Tokens(3, 50), 5);
+  EXPECT_THAT(Step(), ElementsAre(0)) << "one whose prompt has no full block asks nothing";
+  EXPECT_EQ(scheduler_.waiting(), 1);
+  Settle();
+  EXPECT_THAT(Step(), ElementsAre(3)) << "and runs on while the older one is loaded";
+  Settle();
+  EXPECT_THAT(Step(), ElementsAre(12, 4));
+}
+
+TEST_F(SchedulerStoreTest, LaterTurnFindsTheAnswerOfTheOneBefore) {
+  std::vector<TokenId> prompt = Tokens(14);
+  Add(prompt, 8);
+  Ask();
+  for (int i = 0; i < 8; ++i) Step(5);
+  EXPECT_TRUE(scheduler_.idle());
+  Clear();
+  // The last token's KV does not exist.
+  EXPECT_EQ(scheduler_.offload_counters().stored, 5);
+  prompt.insert(prompt.end(), 8, 5);
+  prompt.push_back(1);
+  Add(prompt);
+  Ask();
+  Step();
+  Settle();
+  EXPECT_THAT(Step(), ElementsAre(20));
+  ASSERT_EQ(store_.ended_requests().size(), 2u);
+  EXPECT_FALSE(store_.ended_requests()[0].end_of_turn);
+  EXPECT_EQ(store_.ended_requests()[0].output_tokens, 8);
+}
+
+TEST_F(SchedulerStoreTest, WhatIsCorruptedIsComputed) {
+  Remember(Tokens(14));
+  store_.Corrupt();
+  Add(Tokens(18));
+  Ask();
+  Step();
+  Settle();
+  EXPECT_THAT(Step(), ElementsAre(0));
+  EXPECT_EQ(scheduler_.counters().failed_loads, 1);
+  EXPECT_EQ(scheduler_.TakeOutputs().back().usage.cached_tokens, 0);
+}
+
+TEST_F(SchedulerStoreTest, LoadsOnlyWhatIsFasterThanComputing) {
+  Remember(Tokens(14));
+  scheduler_.SetLoadCosts({.token_seconds = 1e-3, .block_seconds = 5e-3});
+  Add(Tokens(18));
+  Ask();
+  EXPECT_THAT(Step(), ElementsAre(0));
+  EXPECT_EQ(scheduler_.counters().blocks_recomputed, 3);
+  EXPECT_EQ(store_.held(), 0u);
+}
+
+TEST_F(SchedulerStoreTest, DoesNotAskForLessThanTheAnswerTakes) {
+  Remember(Tokens(14));
+  scheduler_.SetLoadCosts({.token_seconds = 1e-6, .answer_seconds = 1e-3});
+  Add(Tokens(18));
+  EXPECT_THAT(Step(), ElementsAre(0));
+  EXPECT_EQ(store_.queries(), 2) << "but the store hears of every request";
+  Settle();
+  EXPECT_EQ(store_.held(), 0u);
+  EXPECT_EQ(store_.open_requests(), 0u);
+}
+
+TEST_F(SchedulerStoreTest, AwaitsWhatALowerTierBringsInTime) {
+  Remember(Tokens(14));
+  for (int i = 0; i < 50; ++i) store_.DemoteOne();
+  scheduler_.SetLoadCosts({.token_seconds = 1, .block_seconds = 1e-3, .answer_seconds = 1e-3});
+  Add(Tokens(18));
+  Ask();
+  EXPECT_EQ(scheduler_.counters().promotions_awaited, 1);
+  Step();
+  Settle();
+  ASSERT_THAT(Step(), Not(IsEmpty()));
+  EXPECT_GT(scheduler_.counters().blocks_loaded, 0);
+}
+
+TEST_F(SchedulerStoreTest, PrefixThatT0LosesMeanwhileIsAskedForAnew) {
+  Remember(Tokens(14));
+  Add(Tokens(6));  // T0 has the first block
+  Ask();
+  Step();
+  Settle();
+  Step();
+  Add(Tokens(18));
+  Step();
+  Settle();  // two are pinned behind it, and loading begins with the next step
+  scheduler_.GiveSlabs(config_.geometry.region_slabs);
+  EXPECT_THAT(Step(), IsEmpty());
+  scheduler_.OnSlabsMapped(AllSlabs());
+  for (int i = 0; i < 4 && !scheduler_.idle(); ++i) {
+    Step();
+    Settle();
+  }
+  EXPECT_TRUE(scheduler_.idle());
+  EXPECT_EQ(scheduler_.counters().blocks_loaded, 4);
+  EXPECT_EQ(store_.held(), 0u);
+}
+
+TEST_F(SchedulerStoreTest, PinsAreGivenBackWhenTheirMemoryIsWanted) {
+  Remember(Tokens(14));
+  scheduler_.GiveSlabs(config_.geometry.region_slabs);
+  Add(Tokens(18));
+  Ask();
+  EXPECT_EQ(store_.held(), 3u) << "there is no room for it";
+  store_.WantPlaces();
+  scheduler_.PollStore();
+  EXPECT_EQ(store_.held(), 0u);
+  EXPECT_THAT(Step(), IsEmpty());
+  Settle();
+  EXPECT_EQ(store_.held(), 3u) << "asked anew";
+  EXPECT_TRUE(scheduler_.Cancel(SequenceId(2)));
+  EXPECT_EQ(store_.held(), 0u);
+}
+
+TEST_F(SchedulerStoreTest, CancelledWhileAskingAndWhileLoading) {
+  Remember(Tokens(14));
+  for (const bool loading : {false, true}) {
+    const SequenceId id = Add(Tokens(18));
+    Step();
+    if (loading) {
+      store_.AnswerAll();
+      scheduler_.PollStore();
+      Step();
+    }
+    EXPECT_TRUE(scheduler_.Cancel(id));
+    Settle();
+    EXPECT_EQ(store_.held(), 0u);
+    EXPECT_EQ(store_.open_requests(), 0u);
+    EXPECT_EQ(scheduler_.blocks().live_blocks(), 0);
+  }
+}
+
+TEST_F(SchedulerStoreTest, LostStoreIsFilledAgain) {
+  Add(Tokens(14));
+  Ask();
+  Step();
+  Settle();
+  store_.Lose();
+  Settle();
+  EXPECT_EQ(store_.blocks(), 0u);
+  Add(Tokens(14), 1);
+  EXPECT_THAT(Step(), ElementsAre(12)) << "T0 still has it";
+  Settle();
+  EXPECT_EQ(store_.blocks(), 3u);
+}
+
+class SmallSchedulerStoreTest : public SchedulerStoreTest {
+ protected:
+  SmallSchedulerStoreTest() : SchedulerStoreTest(/*blocks=*/8) {}
+};
+
+TEST_F(SmallSchedulerStoreTest, PreemptedSequenceResumesFromTheStore) {
+  Add(Tokens(9, 1), 20);
+  Add(Tokens(9, 50), 20);
+  Ask();
+  while (scheduler_.counters().preemptions == 0) {
+    ASSERT_THAT(Step(5), Not(IsEmpty()));
+    Settle();
+  }
+  while (!scheduler_.idle()) {
+    Step(5);
+    Settle();
+  }
+  EXPECT_GT(scheduler_.counters().blocks_loaded, 0);
+}
+
+class CollidingSchedulerStoreTest : public SchedulerStoreTest {
+ protected:
+  CollidingSchedulerStoreTest() : SchedulerStoreTest(/*blocks=*/20, SumKey) {}
+};
+
+TEST_F(CollidingSchedulerStoreTest, EqualKeysOfOtherTokensAreNoHit) {
+  Remember({1, 2, 3, 4, 5, 5, 5, 5, 9});
+  EXPECT_EQ(store_.blocks(), 2u);
+  // The same sums in both blocks, other tokens in the first.
+  Add({4, 3, 2, 1, 5, 5, 5, 5, 9});
+  Ask();
+  EXPECT_THAT(Step(), ElementsAre(0));
+  Settle();
+  EXPECT_EQ(scheduler_.counters().blocks_loaded, 0);
+  EXPECT_GT(scheduler_.offload_counters().refused, 0);
+  EXPECT_EQ(store_.blocks(), 2u);
+}
+
+}  // namespace
+}  // namespace palimpsest
