@@ -162,6 +162,7 @@ absl::Status GrpcMemoryClient::Start(std::shared_ptr<BrokerConnection> connectio
   slab_bytes_ = Bytes(static_cast<int64_t>(attached.slab_bytes()));
   quota_slabs_ = static_cast<int32_t>(std::min(attached.quota_slabs(), attached.pool_slabs()));
   swaps_ = attached.preemption() == v1::PREEMPTION_SWAP;
+  has_tiers_ = !attached.block_token().empty();
   hibernate_after_ = absl::Seconds(std::max(attached.hibernate_after_seconds(), 0.0));
 
   absl::StatusOr<UniqueFd> image = connection->FetchImage(attached.image_token());

@@ -49,6 +49,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "common/metrics.h"
 #include "common/mutex.h"
+#include "worker/memory/arena_link.h"
 #include "worker/memory/broker_connection.h"
 #include "worker/memory/host_memory.h"
 #include "worker/memory/image_restorer.h"
@@ -63,7 +64,7 @@
 
 namespace palimpsest {
 
-class GrpcMemoryClient : public MemoryClient {
+class GrpcMemoryClient : public MemoryClient, public ArenaLink {
  public:
   struct Options {
     BrokerConnection::Options connection;
@@ -108,6 +109,8 @@ class GrpcMemoryClient : public MemoryClient {
   int32_t quota_slabs() const { return quota_slabs_; }
   // Whether the KV of preempted sequences is to go to host memory (Attached.preemption).
   bool swaps() const { return swaps_; }
+  // Whether the broker kept KV blocks in tiers when this worker started.
+  bool has_tiers() const { return has_tiers_; }
   // Time without requests after which the process should end; zero: never.
   absl::Duration hibernate_after() const { return hibernate_after_; }
   // Memories that the model is spread over (MemoryBackend::ranks).
@@ -143,6 +146,10 @@ class GrpcMemoryClient : public MemoryClient {
   ParameterGate& gate() override { return *gate_; }
   void Detach() override;
 
+  void SetArenaListener(ArenaListener* listener) override;
+  void FetchChunk(uint64_t epoch, uint32_t chunk, std::string token) override;
+  void ChunksUnmapped(uint64_t epoch, std::vector<uint32_t> chunks) override;
+
  private:
   struct MapGrant {
     uint64_t session_epoch = 0;
@@ -171,9 +178,14 @@ class GrpcMemoryClient : public MemoryClient {
     std::string token;
     std::vector<SlabDescriptors> memory;
   };
+  struct ChunkFetch {
+    uint64_t session_epoch = 0;
+    uint32_t chunk = 0;
+    std::string token;
+  };
   // In place of a rotation's id: the image moves.
   static constexpr RotationId kImageMoves{~uint64_t{0}};
-  using MapTask = std::variant<MapGrant, GiveKv, GiveParameters, Rotate, PeerOffer>;
+  using MapTask = std::variant<MapGrant, GiveKv, GiveParameters, Rotate, PeerOffer, ChunkFetch>;
   // The copy is given up: for the restorer, once the engine has said that nobody copies from it.
   struct PeerReturn {
     uint64_t session_epoch = 0;
@@ -275,6 +287,13 @@ class GrpcMemoryClient : public MemoryClient {
   void Drop(const PeerReturn& what);
   void AnswerPeer(uint64_t session_epoch, uint64_t id, uint32_t slabs)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
+  // memory_client_arena.cc: for the client of the block store.
+  void TellArena();
+  void TellArenaLost();
+  absl::Status HandleUnmapChunks(const v1::UnmapChunks& message);
+  void Perform(ChunkFetch& task);
+
   // Slabs of one message.
   size_t GiveBackPart() const;
   // Which slabs were there; none if that failed, which is logged.
@@ -297,6 +316,7 @@ class GrpcMemoryClient : public MemoryClient {
   Bytes slab_bytes_;
   int32_t quota_slabs_ = 0;
   bool swaps_ = false;
+  bool has_tiers_ = false;
   absl::Duration hibernate_after_;
   std::unique_ptr<SlabRegion> parameters_;
   std::unique_ptr<SlabRegion> kv_;
@@ -318,6 +338,8 @@ class GrpcMemoryClient : public MemoryClient {
   bool connected_ ABSL_GUARDED_BY(mu_) = false;
   bool writing_ ABSL_GUARDED_BY(mu_) = false;
   SessionId session_ ABSL_GUARDED_BY(mu_);
+  std::string block_token_ ABSL_GUARDED_BY(mu_);
+  ArenaListener* arena_listener_ ABSL_GUARDED_BY(mu_) = nullptr;
   absl::flat_hash_map<RevokeId, PendingRevoke> revokes_ ABSL_GUARDED_BY(mu_);
   std::optional<Rotate> wanted_rotation_ ABSL_GUARDED_BY(mu_);  // the engine finishes it
   std::optional<TurnId> ending_turn_ ABSL_GUARDED_BY(mu_);

@@ -55,6 +55,7 @@ void GrpcMemoryClient::LinkLoop() {
       if (IsFinal(status)) return Fatal(status);
       Log(LogLevel::kInfo, "the broker is not back yet", {{"status", status}});
     }
+    TellArena();
     Wake();
   }
 }
@@ -85,6 +86,7 @@ absl::Status GrpcMemoryClient::ReadSession() {
 }
 
 void GrpcMemoryClient::EndSession(const absl::Status& reason) {
+  TellArenaLost();
   {
     MutexLock lock(&mu_);
     connection_->Shutdown();  // a fetch in progress fails
@@ -178,6 +180,7 @@ absl::Status GrpcMemoryClient::CheckSameMemory(const v1::Attached& attached) con
 
 void GrpcMemoryClient::SessionAttached(const v1::Attached& attached, bool reattached) {
   session_ = SessionId(attached.session_id());
+  block_token_ = attached.block_token();
   pacer_.SetLimit(0);
   // What this process was told first may be better: a broker that starts anew measures beside
   // others.
@@ -248,7 +251,8 @@ absl::Status GrpcMemoryClient::Handle(v1::BrokerMessage message) {
       return absl::OkStatus();
     case v1::BrokerMessage::kImageProgress:
       return absl::OkStatus();
-    case v1::BrokerMessage::kUnmapChunks:  // none is mapped
+    case v1::BrokerMessage::kUnmapChunks:
+      return HandleUnmapChunks(message.unmap_chunks());
     case v1::BrokerMessage::kAttached:
     case v1::BrokerMessage::MESSAGE_NOT_SET:
       break;

@@ -29,6 +29,8 @@ void ReadEngine(ConfigReader engine, WorkerConfig& config) {
   config.kv_shrink_delay =
       engine.Duration("kv_shrink_delay", absl::ZeroDuration(), absl::Hours(24), absl::Seconds(10));
   config.swap_space = engine.Size("swap_space", Bytes(0), GiB(1024), GiB(4));
+  config.block_store = engine.Bool("block_store", true);
+  config.block_salt_file = engine.String("block_salt_file", "");
   config.stream_tokens = integer("stream_tokens", 1, 1 << 20, 4096);
   config.stall_timeout =
       engine.Duration("stall_timeout", absl::Milliseconds(100), absl::Hours(1), absl::Seconds(60));

@@ -66,6 +66,10 @@ struct WorkerConfig {
   // Host memory for the KV of preempted sequences, on a GPU pinned; taken where the broker's
   // memory_policy is swap. Sequences that it has no room for are computed again.
   Bytes swap_space;
+  // Whether KV blocks go to the broker's tiers, if it has any; and a secret that the names of
+  // blocks begin with, the same on all nodes (empty: none).
+  bool block_store = true;
+  std::string block_salt_file;
   // Tokens that a client may be behind before it loses its request.
   int32_t stream_tokens = 0;
   // How long requests wait without any step succeeding.

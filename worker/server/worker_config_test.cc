@@ -34,6 +34,8 @@ TEST(WorkerConfig, DefaultsFillAMinimalFile) {
   EXPECT_EQ(config->max_batch_sequences, 32);
   EXPECT_GE(config->max_step_tokens, config->max_batch_sequences);
   EXPECT_EQ(config->swap_space, GiB(4));
+  EXPECT_TRUE(config->block_store);
+  EXPECT_EQ(config->block_salt_file, "");
   EXPECT_FALSE(config->supervise);
   EXPECT_TRUE(Read(std::string(kMinimal) + "supervise: true\n")->supervise);
   EXPECT_EQ(config->log_level, LogLevel::kInfo);

@@ -13,7 +13,9 @@
 #include "worker/compute/cpu/cpu_runner.h"
 #include "worker/compute/cpu/host_block_copier.h"
 #include "worker/compute/cpu/host_swap_copier.h"
+#include "worker/compute/cpu/kernels.h"
 #include "worker/compute/cuda/cuda_compute.h"
+#include "worker/core/block_keys.h"
 #include "worker/memory/cuda_backend.h"
 #include "worker/model/image_layout.h"
 #include "worker/model/manifest.h"
@@ -74,7 +76,12 @@ WorkerProcess::WorkerProcess(const WorkerConfig& config)
 
 WorkerProcess::~WorkerProcess() {
   // Its thread uses the members that are destroyed first.
+  StopEngine();
+}
+
+void WorkerProcess::StopEngine() {
   if (engine_ != nullptr) engine_->Stop();
+  if (store_ != nullptr) store_->Shutdown();
 }
 
 absl::StatusOr<std::unique_ptr<WorkerProcess>> WorkerProcess::Start(
@@ -197,6 +204,9 @@ absl::StatusOr<EngineOptions> WorkerProcess::MakeEngineOptions() const {
   scheduler.max_step_tokens = config_.max_step_tokens;
   scheduler.queue_capacity = config_.queue_capacity;
   scheduler.swap_blocks = SwapBlocks();
+  const auto root_key = RootBlockKey();
+  if (!root_key.ok()) return root_key.status();
+  scheduler.root_key = *root_key;
   options.kv_target = {.low_water_slabs = config_.kv_low_water_slabs,
                        .high_water_slabs = config_.kv_high_water_slabs,
                        .shrink_delay = config_.kv_shrink_delay,
@@ -220,9 +230,45 @@ int32_t WorkerProcess::SwapBlocks() const {
   return static_cast<int32_t>(std::min<int64_t>(blocks, std::numeric_limits<int32_t>::max()));
 }
 
+absl::StatusOr<BlockKey> WorkerProcess::RootBlockKey() const {
+  std::string salt;
+  if (!config_.block_salt_file.empty()) {
+    auto secret = ReadSecretFile(config_.block_salt_file);
+    if (!secret.ok()) return secret.status();
+    salt = *std::move(secret);
+  }
+  const v1::ImageManifest& manifest = memory_->manifest();
+  // Kernels of another instruction set differ in the last bits.
+  const std::string layout =
+      absl::StrCat(manifest.weight_format(), "/",
+                   backend_ != nullptr ? backend_->name() : SupportedKernels().front()->name);
+  return RootKey({.salt = salt,
+                  .fingerprint = manifest.fingerprint(),
+                  .kv_dtype = manifest.kv_dtype(),
+                  .layout = layout,
+                  .block_tokens = static_cast<int32_t>(manifest.kv_block_tokens())});
+}
+
+void WorkerProcess::MakeStore(const SchedulerConfig& scheduler) {
+  if (!config_.block_store || !memory_->has_tiers()) return;
+  const char* why_not = nullptr;
+  if (backend_ != nullptr) why_not = "KV in GPU memory stays in T0";
+  if (scheduler.sliding_window > 0) why_not = "KV of a sliding window stays in T0";
+  if (why_not != nullptr) {
+    Log(LogLevel::kWarning, "the broker's tiers for KV blocks are not used", {{"reason", why_not}});
+    return;
+  }
+  BlockStoreClient::Options options;
+  options.address = absl::StrCat("unix:", config_.control_socket);
+  options.block_bytes = scheduler.geometry.block_bytes;
+  options.block_tokens = scheduler.geometry.block_tokens;
+  store_ = std::make_unique<BlockStoreClient>(options, memory_.get());
+  memory_->SetArenaListener(store_.get());
+}
+
 absl::StatusOr<ParameterGate*> WorkerProcess::MakeSwap(absl::Span<const ModelMemory> memory,
                                                        int32_t swap_blocks) {
-  if (swap_blocks == 0) return &memory_->gate();
+  if (swap_blocks == 0 && store_ == nullptr) return &memory_->gate();
   if (backend_ != nullptr) {
     auto swap =
         MakeCudaSwapCopier(memory, config_.gpus, swap_blocks, model_.num_layers, &memory_->pacer());
@@ -235,8 +281,10 @@ absl::StatusOr<ParameterGate*> WorkerProcess::MakeSwap(absl::Span<const ModelMem
   // The image's stages are the embedding, the layers and the head.
   swap_gate_ = std::make_unique<SwapGate>(&memory_->gate(), swap_.get(), /*first_layer=*/1,
                                           model_.num_layers);
-  Log(LogLevel::kInfo, "KV of preempted sequences goes to host memory",
-      {{"swap_space", config_.swap_space}, {"blocks", swap_blocks}});
+  if (swap_blocks > 0) {
+    Log(LogLevel::kInfo, "KV of preempted sequences goes to host memory",
+        {{"swap_space", config_.swap_space}, {"blocks", swap_blocks}});
+  }
   return swap_gate_.get();
 }
 
@@ -308,6 +356,7 @@ absl::Status WorkerProcess::MakeGpuCompute(const ImageLayout& layout,
 absl::Status WorkerProcess::StartEngine() {
   auto options = MakeEngineOptions();
   if (!options.ok()) return options.status();
+  MakeStore(options->scheduler);
   absl::Status made = MakeCompute(options->scheduler);
   if (!made.ok()) return made;
   options->scheduler.pipeline_depth = runner_->pipeline_depth();
@@ -316,6 +365,7 @@ absl::Status WorkerProcess::StartEngine() {
   parts.runner = runner_.get();
   parts.copier = copier_.get();
   parts.swap = swap_.get();
+  parts.store = store_.get();
   parts.token_bytes = token_bytes_.get();
   parts.metrics = &engine_metrics_;
   parts.clock = &Clock::Real();
@@ -349,7 +399,7 @@ v1::WorkerStats WorkerProcess::BeginHibernation() {
 
 void WorkerProcess::EndForHibernation() {
   server_.Shutdown(config_.drain_timeout);
-  engine_->Stop();
+  StopEngine();
   memory_->Detach();
 }
 
@@ -361,7 +411,7 @@ void WorkerProcess::Shutdown(const std::function<bool()>& hurry) {
   int32_t left = engine_->AwaitDrained(absl::ZeroDuration());
   while (left > 0 && clock.Now() < deadline && !hurry()) left = engine_->AwaitDrained(kDrainSlice);
   if (left > 0) Log(LogLevel::kWarning, "requests cut off by the shutdown", {{"requests", left}});
-  engine_->Stop();
+  StopEngine();
   server_.Shutdown(kLastWrites);
   memory_->Detach();
 }

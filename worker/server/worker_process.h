@@ -17,6 +17,7 @@
 #include "common/file_lock.h"
 #include "common/metrics.h"
 #include "common/text/tokenizer.h"
+#include "worker/blocks/block_store_client.h"
 #include "worker/core/block_copier.h"
 #include "worker/core/model_runner.h"
 #include "worker/core/scheduler_config.h"
@@ -74,10 +75,14 @@ class WorkerProcess {
   // Makes the runner and the copier on a GPU, and says what that took there.
   absl::Status MakeGpuCompute(const ImageLayout& layout, absl::Span<const ModelMemory> memory,
                               ParameterGate* gate, int32_t block_tokens);
-  // What KV is swapped by, if it is; the gate that runners are given.
+  // What KV is copied to host memory by, if it is; the gate that runners are given.
   absl::StatusOr<ParameterGate*> MakeSwap(absl::Span<const ModelMemory> memory,
                                           int32_t swap_blocks);
   int32_t SwapBlocks() const;
+  // The broker's tiers, if it has any and blocks can go there.
+  void MakeStore(const SchedulerConfig& scheduler);
+  absl::StatusOr<BlockKey> RootBlockKey() const;
+  void StopEngine();
   absl::Status StartEngine();
   absl::StatusOr<EngineOptions> MakeEngineOptions() const;
   absl::Status Serve(std::optional<int> listen_socket);
@@ -90,7 +95,8 @@ class WorkerProcess {
   ModelConfig rank_model_;  // what one GPU of several computes
   std::unique_ptr<Tokenizer> tokenizer_;
   std::unique_ptr<TokenBytes> token_bytes_;
-  std::unique_ptr<MemoryBackend> backend_;  // null: the host's
+  std::unique_ptr<MemoryBackend> backend_;   // null: the host's
+  std::unique_ptr<BlockStoreClient> store_;  // null: no tiers; outlives memory_, which calls it
   std::unique_ptr<GrpcMemoryClient> memory_;
   std::unique_ptr<SwapCopier> swap_;  // null: preempted sequences are computed again
   std::unique_ptr<SwapGate> swap_gate_;

@@ -1,0 +1,168 @@
+// The block store as a worker has it: calls to its broker over gRPC, and the chunks of its tenant's
+// arena mapped as answers name them.
+//
+// An answer that names a chunk which is not mapped waits until that was fetched over the session's
+// descriptor socket. What an answer names in a chunk that does not come, or that is to go, is given
+// up unread, with what follows it. Chunks that the broker wants back are unmapped when the last
+// place in them was given back, and the broker has heard of that; the scheduler is told to give
+// back what it can.
+//
+// Without a session, or with a broker that has no tiers, the store is not available, and calls fail
+// at once. A session that ends fails the calls that are under way; places that are held stay mapped
+// until they are given back.
+//
+// Ownership: `link` outlives the client's Shutdown, which is to come before its destruction.
+// Threads: as block_store.h; what it hears from the link and from gRPC comes on their threads.
+#ifndef PALIMPSEST_WORKER_BLOCKS_BLOCK_STORE_CLIENT_H_
+#define PALIMPSEST_WORKER_BLOCKS_BLOCK_STORE_CLIENT_H_
+
+#include <grpcpp/grpcpp.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
+#include "absl/time/time.h"
+#include "common/bytes.h"
+#include "common/mutex.h"
+#include "proto/palimpsest/v1/block_store.grpc.pb.h"
+#include "worker/blocks/arena_map.h"
+#include "worker/core/block_store.h"
+#include "worker/memory/arena_link.h"
+
+namespace palimpsest {
+
+class BlockStoreClient final : public BlockStore, public ArenaListener {
+ public:
+  struct Options {
+    // gRPC target of the broker.
+    std::string address;
+    Bytes block_bytes;
+    int32_t block_tokens = 0;
+    // Of each call, beside what an Acquire waits.
+    absl::Duration call_timeout = absl::Seconds(2);
+    // Calls that give places back are tried so often.
+    int give_back_attempts = 3;
+  };
+
+  BlockStoreClient(const Options& options, ArenaLink* link);
+  // Requires Shutdown.
+  ~BlockStoreClient() override;
+
+  // Cancels what is under way and waits for it; blocks. Not available any more.
+  void Shutdown();
+
+  bool available() const override;
+  double answer_seconds() const override;
+  void Reserve(StoreCallId call, uint64_t request, BlockChain chain) override;
+  void Commit(std::vector<WrittenBlock> blocks) override;
+  void Abort(std::vector<WrittenBlock> blocks) override;
+  void Acquire(StoreCallId call, StoreQuery query) override;
+  void Release(std::vector<StorePlace> places) override;
+  void EndRequest(const StoreRequestEnd& end) override;
+  void SetRecompute(double first_seconds, double per_position_seconds) override;
+  std::vector<StoreEvent> TakeEvents() override;
+  void SetWakeup(std::function<void()> wakeup) override;
+
+  void OnSession(const ArenaSession& session) override;
+  void OnSessionLost(uint64_t epoch) override;
+  void OnUnmapChunks(uint64_t epoch, std::vector<uint32_t> chunks) override;
+  void OnChunk(uint64_t epoch, uint32_t chunk, absl::StatusOr<UniqueFd> memory) override;
+
+ private:
+  // A session's stub and proof; calls keep it.
+  struct Session {
+    uint64_t epoch = 0;
+    palimpsest::v1::BlockSession proof;
+    std::unique_ptr<palimpsest::v1::BlockStore::Stub> stub;
+  };
+  using SessionPtr = std::shared_ptr<const Session>;
+
+  // An answer of the broker whose chunks may have to be mapped first.
+  struct Named {
+    ReservedBlock::Result result = ReservedBlock::Result::kReserved;
+    ChunkExtent extent;
+    uint64_t checksum = 0;  // Acquire
+    BlockKey key;           // Reserve
+  };
+  struct Answer {
+    SessionPtr session;
+    StoreCallId call;
+    bool reserve = false;
+    uint64_t request = 0;  // Acquire
+    std::vector<Named> blocks;
+    std::vector<LowerBlocks> lower;
+  };
+
+  // Starts a call; `done` hears of its end on any thread, before or after this returns.
+  template <typename Request, typename Response>
+  void Start(SessionPtr session, Request request, absl::Duration timeout,
+             void (*start)(palimpsest::v1::BlockStore::Stub&, grpc::ClientContext*, const Request*,
+                           Response*, std::function<void(grpc::Status)>),
+             std::function<void(const absl::Status&, const Response&)> done);
+
+  SessionPtr session() const;
+  void Push(StoreEvent event);
+  void Fail(StoreCallId call, bool reserve, const absl::Status& status);
+  void Wake();
+
+  void OnReserved(Answer answer, const palimpsest::v1::ReserveResponse& response);
+  void OnAcquired(Answer answer, const palimpsest::v1::AcquireResponse& response);
+  // Maps what it needs, or passes it on.
+  void Settle(Answer answer);
+  void PassOn(Answer answer);
+  void MapChunk(const SessionPtr& session, uint32_t chunk);
+  void OnMapOffered(const SessionPtr& session, uint32_t chunk, const absl::Status& status,
+                    const palimpsest::v1::MapChunksResponse& response);
+  // A chunk that it names is being mapped.
+  bool Waits(const Answer& answer) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // The chunk was mapped, or will not be: what waits for it goes on.
+  void OnMapped(uint64_t epoch, uint32_t chunk, std::optional<Mapping> mapping);
+
+  struct Given {
+    std::vector<uint64_t> places;
+    std::vector<uint32_t> chunks;
+  };
+  // Releases or aborts. When the broker has heard of it, the places are dropped, and it is told of
+  // those chunks that are not mapped: it may wait for that.
+  template <typename Request>
+  void GiveBack(SessionPtr session, Request request, Given given, int attempts);
+  void Drop(const Given& given);
+  // The places of this session, for which `add` is called, and their session; others are dropped.
+  std::pair<SessionPtr, std::vector<uint64_t>> Split(
+      const std::vector<WrittenBlock>& blocks, const std::function<void(const WrittenBlock&)>& add);
+
+  const Options options_;
+  ArenaLink* const link_;
+
+  mutable Mutex mu_;
+  CondVar changed_;
+  bool stopping_ ABSL_GUARDED_BY(mu_) = false;
+  SessionPtr session_ ABSL_GUARDED_BY(mu_);  // null: not available
+  // All that calls may use: a channel must not end on a thread of gRPC's that serves its callbacks.
+  std::vector<SessionPtr> sessions_ ABSL_GUARDED_BY(mu_);
+  uint64_t sessions_over_ ABSL_GUARDED_BY(mu_) = 0;                       // those of lower epochs
+  absl::flat_hash_set<grpc::ClientContext*> calls_ ABSL_GUARDED_BY(mu_);  // that may be cancelled
+  int open_calls_ ABSL_GUARDED_BY(mu_) = 0;
+  ArenaMap map_ ABSL_GUARDED_BY(mu_);
+  absl::flat_hash_map<uint32_t, Bytes> mapping_ ABSL_GUARDED_BY(mu_);  // with their sizes, if known
+  absl::flat_hash_set<uint32_t> unwanted_ ABSL_GUARDED_BY(mu_);        // of those
+  std::vector<Answer> unsettled_ ABSL_GUARDED_BY(mu_);
+  std::vector<StoreEvent> events_ ABSL_GUARDED_BY(mu_);
+  std::function<void()> wakeup_ ABSL_GUARDED_BY(mu_);
+  int waking_ ABSL_GUARDED_BY(mu_) = 0;  // threads that call it
+  double told_first_seconds_ ABSL_GUARDED_BY(mu_) = 0;
+  double told_per_position_seconds_ ABSL_GUARDED_BY(mu_) = 0;
+  double answer_seconds_ ABSL_GUARDED_BY(mu_) = 0;
+};
+
+}  // namespace palimpsest
+
+#endif  // PALIMPSEST_WORKER_BLOCKS_BLOCK_STORE_CLIENT_H_

@@ -1,0 +1,423 @@
+#include "worker/blocks/block_store_client.h"
+
+#include <fcntl.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstring>
+#include <map>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "common/memory_file.h"
+#include "common/monotonic_time.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace palimpsest {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+using ::testing::SizeIs;
+
+constexpr Bytes kChunk = MiB(2);
+constexpr uint64_t kBlock = 5000;
+constexpr absl::Duration kPatience = absl::Seconds(20);
+
+UniqueFd NewChunk(Bytes size = kChunk, int seals = kSlabSeals) {
+  UniqueFd fd(memfd_create("chunk", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  EXPECT_EQ(ftruncate(fd.get(), size.count()), 0);
+  EXPECT_TRUE(SealMemory(fd.get(), seals).ok());
+  return fd;
+}
+
+// A broker's block store that answers what the test says and remembers what it was told.
+class FakeService final : public v1::BlockStore::Service {
+ public:
+  grpc::Status Reserve(grpc::ServerContext*, const v1::ReserveRequest* request,
+                       v1::ReserveResponse* response) override {
+    MutexLock lock(&mu_);
+    reserve_ = *request;
+    for (int i = 0; i < request->chain().keys_size() / 2; ++i) {
+      v1::ReservedBlock& block = *response->add_blocks();
+      block.set_result(v1::ReservedBlock::RESULT_RESERVED);
+      *block.mutable_extent() = Extent(i);
+    }
+    return grpc::Status::OK;
+  }
+  grpc::Status Acquire(grpc::ServerContext* context, const v1::AcquireRequest* request,
+                       v1::AcquireResponse* response) override {
+    MutexLock lock(&mu_);
+    acquire_ = *request;
+    while (hanging_ && !context->IsCancelled()) {
+      changed_.WaitWithTimeout(&mu_, absl::Milliseconds(10));
+    }
+    const auto held = static_cast<int>(request->held_blocks());
+    for (int i = held; i < request->chain().keys_size() / 2; ++i) {
+      v1::PinnedBlock& block = *response->add_blocks();
+      *block.mutable_extent() = Extent(i);
+      block.set_checksum(static_cast<uint64_t>(100 + i));
+    }
+    v1::LowerBlocks& lower = *response->add_lower();
+    lower.set_blocks(3);
+    lower.set_expected_seconds(0.5);
+    return grpc::Status::OK;
+  }
+  grpc::Status MapChunks(grpc::ServerContext*, const v1::MapChunksRequest*,
+                         v1::MapChunksResponse* response) override {
+    MutexLock lock(&mu_);
+    if (refusing_) return {grpc::StatusCode::FAILED_PRECONDITION, "it is being revoked"};
+    response->set_chunk_bytes(static_cast<uint64_t>(kChunk.count()));
+    response->set_token(std::string(32, 't'));
+    return grpc::Status::OK;
+  }
+  grpc::Status Commit(grpc::ServerContext*, const v1::CommitRequest* request,
+                      v1::CommitResponse*) override {
+    return Note("commit", request->blocks_size());
+  }
+  grpc::Status Abort(grpc::ServerContext*, const v1::AbortRequest* request,
+                     v1::AbortResponse*) override {
+    return Note("abort", request->keys_size());
+  }
+  grpc::Status Release(grpc::ServerContext*, const v1::ReleaseRequest* request,
+                       v1::ReleaseResponse*) override {
+    MutexLock lock(&mu_);
+    while (holding_releases_) changed_.Wait(&mu_);
+    told_.push_back({"release", request->extents_size()});
+    changed_.SignalAll();
+    return grpc::Status::OK;
+  }
+  grpc::Status EndRequest(grpc::ServerContext*, const v1::EndRequestRequest* request,
+                          v1::EndRequestResponse*) override {
+    return Note("end", static_cast<int>(request->request_id()));
+  }
+
+  using Told = std::pair<std::string, int>;
+  std::vector<Told> AwaitTold(size_t count) {
+    const absl::Time deadline = MonotonicNow() + kPatience;
+    MutexLock lock(&mu_);
+    while (told_.size() < count && !changed_.WaitWithDeadline(&mu_, deadline)) {
+    }
+    return told_;
+  }
+  void Set(bool FakeService::*flag, bool value) {
+    MutexLock lock(&mu_);
+    this->*flag = value;
+    changed_.SignalAll();
+  }
+  v1::AcquireRequest acquire() {
+    MutexLock lock(&mu_);
+    return acquire_;
+  }
+  v1::ReserveRequest reserve() {
+    MutexLock lock(&mu_);
+    return reserve_;
+  }
+  void set_length(uint64_t length) { length_ = length; }
+  void set_offset(uint64_t offset) { offset_ = offset; }
+
+  bool hanging_ = false;
+  bool refusing_ = false;
+  bool holding_releases_ = false;
+
+ private:
+  v1::BlockExtent Extent(int index) {
+    v1::BlockExtent extent;
+    extent.set_chunk_id(7);
+    extent.set_offset_bytes(offset_ + 8192 * static_cast<uint64_t>(index));
+    extent.set_length_bytes(length_);
+    return extent;
+  }
+  grpc::Status Note(const std::string& what, int count) {
+    MutexLock lock(&mu_);
+    told_.push_back({what, count});
+    changed_.SignalAll();
+    return grpc::Status::OK;
+  }
+
+  Mutex mu_;
+  CondVar changed_;
+  std::vector<Told> told_;
+  v1::AcquireRequest acquire_;
+  v1::ReserveRequest reserve_;
+  std::atomic<uint64_t> length_ = kBlock;
+  std::atomic<uint64_t> offset_ = 0;
+};
+
+// Gives chunks at once, on the thread that asks.
+class FakeLink final : public ArenaLink {
+ public:
+  explicit FakeLink() : chunk_(NewChunk()) {}
+  void SetArenaListener(ArenaListener* listener) override { listener_ = listener; }
+  void FetchChunk(uint64_t epoch, uint32_t chunk, std::string token) override {
+    EXPECT_EQ(token, std::string(32, 't'));
+    ++fetched_;
+    listener_->OnChunk(epoch, chunk, UniqueFd(dup(chunk_.get())));
+  }
+  void ChunksUnmapped(uint64_t, std::vector<uint32_t> chunks) override {
+    MutexLock lock(&mu_);
+    unmapped_.insert(unmapped_.end(), chunks.begin(), chunks.end());
+    changed_.SignalAll();
+  }
+  std::vector<uint32_t> unmapped() {
+    MutexLock lock(&mu_);
+    return unmapped_;
+  }
+  std::vector<uint32_t> AwaitUnmapped() {
+    const absl::Time deadline = MonotonicNow() + kPatience;
+    MutexLock lock(&mu_);
+    while (unmapped_.empty() && !changed_.WaitWithDeadline(&mu_, deadline)) {
+    }
+    return unmapped_;
+  }
+  int fetched() const { return fetched_; }
+  void set_chunk(UniqueFd chunk) { chunk_ = std::move(chunk); }
+
+ private:
+  ArenaListener* listener_ = nullptr;
+  UniqueFd chunk_;
+  std::atomic<int> fetched_ = 0;
+  Mutex mu_;
+  CondVar changed_;
+  std::vector<uint32_t> unmapped_;
+};
+
+class BlockStoreClientTest : public ::testing::Test {
+ protected:
+  BlockStoreClientTest() {
+    char folder[] = "/tmp/palimpsest-store-XXXXXX";
+    folder_ = mkdtemp(folder);
+    address_ = "unix:" + folder_ + "/s";
+    grpc::ServerBuilder builder;
+    builder.AddListeningPort(address_, grpc::InsecureServerCredentials());
+    builder.RegisterService(&service_);
+    server_ = builder.BuildAndStart();
+    BlockStoreClient::Options options;
+    options.address = address_;
+    options.block_bytes = Bytes(kBlock);
+    options.block_tokens = 2;
+    options.call_timeout = call_timeout_;
+    client_ = std::make_unique<BlockStoreClient>(options, &link_);
+    link_.SetArenaListener(client_.get());
+    client_->SetWakeup([this] {
+      MutexLock lock(&mu_);
+      changed_.SignalAll();
+    });
+    client_->OnSession({1, SessionId(5), std::string(16, 'b')});
+  }
+  ~BlockStoreClientTest() override {
+    client_->SetWakeup(nullptr);
+    client_->Shutdown();
+    client_.reset();
+    service_.Set(&FakeService::hanging_, false);
+    server_->Shutdown();
+    unlink((folder_ + "/s").c_str());
+    rmdir(folder_.c_str());
+  }
+
+  BlockChain Chain(size_t blocks) {
+    BlockChain chain{.parent = {1, 2}, .keys = {}, .tokens = {}};
+    for (size_t i = 0; i < blocks; ++i) {
+      chain.keys.push_back({3, i});
+      chain.tokens.insert(chain.tokens.end(), {1, 2});
+    }
+    return chain;
+  }
+
+  template <typename Event>
+  Event Await() {
+    const absl::Time deadline = MonotonicNow() + kPatience;
+    for (;;) {
+      for (StoreEvent& event : client_->TakeEvents()) events_.push_back(std::move(event));
+      for (auto event = events_.begin(); event != events_.end(); ++event) {
+        if (auto* found = std::get_if<Event>(&*event)) {
+          Event result = std::move(*found);
+          events_.erase(event);
+          return result;
+        }
+      }
+      MutexLock lock(&mu_);
+      if (changed_.WaitWithDeadline(&mu_, std::min(deadline, MonotonicNow() + absl::Seconds(1))) &&
+          MonotonicNow() > deadline) {
+        ADD_FAILURE() << "nothing came";
+        return {};
+      }
+    }
+  }
+
+  AcquireAnswer Acquire(size_t blocks, int32_t held = 0) {
+    client_->Acquire(StoreCallId(++calls_), {.chain = Chain(blocks), .held = held, .request = 9});
+    return Await<AcquireAnswer>();
+  }
+  std::vector<StorePlace> Places(const AcquireAnswer& answer) {
+    std::vector<StorePlace> places;
+    for (const PinnedBlock& block : answer.blocks) places.push_back(block.place);
+    return places;
+  }
+
+  absl::Duration call_timeout_ = absl::Seconds(10);
+  std::string folder_, address_;
+  FakeService service_;
+  std::unique_ptr<grpc::Server> server_;
+  FakeLink link_;
+  Mutex mu_;
+  CondVar changed_;
+  std::unique_ptr<BlockStoreClient> client_;
+  std::vector<StoreEvent> events_;
+  uint64_t calls_ = 0;
+};
+
+TEST_F(BlockStoreClientTest, StoresAndFindsBlocksInMappedMemory) {
+  client_->Reserve(StoreCallId(1), 9, Chain(2));
+  const auto reserved = Await<ReserveAnswer>();
+  ASSERT_TRUE(reserved.status.ok()) << reserved.status;
+  ASSERT_THAT(reserved.blocks, SizeIs(2));
+  EXPECT_EQ(service_.reserve().chain().tokens_size(), 4);
+  EXPECT_EQ(service_.reserve().session().session_id(), 5u);
+  EXPECT_EQ(service_.reserve().session().block_token(), std::string(16, 'b'));
+  EXPECT_EQ(service_.reserve().block_bytes(), kBlock);
+  std::memset(reserved.blocks[1].place.memory, 77, kBlock);
+  client_->Commit(
+      {{{3, 0}, reserved.blocks[0].place, 100}, {{3, 1}, reserved.blocks[1].place, 101}});
+  const AcquireAnswer found = Acquire(2, 1);
+  ASSERT_THAT(found.blocks, SizeIs(1));
+  EXPECT_EQ(found.blocks[0].place.memory[kBlock - 1], std::byte(77));
+  EXPECT_EQ(found.blocks[0].checksum, 101u);
+  ASSERT_THAT(found.lower, SizeIs(1));
+  EXPECT_EQ(found.lower[0].blocks, 3);
+  EXPECT_EQ(service_.acquire().held_blocks(), 1u);
+  EXPECT_EQ(service_.acquire().request_id(), 9u);
+  EXPECT_EQ(link_.fetched(), 1) << "mapped once";
+  client_->Release(Places(found));
+  client_->EndRequest({.request = 9});
+  const auto told = service_.AwaitTold(3);
+  EXPECT_THAT(told, ::testing::UnorderedElementsAre(std::pair("commit", 2), std::pair("release", 1),
+                                                    std::pair("end", 9)));
+  EXPECT_GT(client_->answer_seconds(), 0);
+}
+
+TEST_F(BlockStoreClientTest, BrokerWithoutTiersIsNotAvailable) {
+  client_->OnSessionLost(1);
+  client_->OnSession({2, SessionId(6), ""});
+  EXPECT_FALSE(client_->available());
+  EXPECT_TRUE(absl::IsUnavailable(Acquire(2).status));
+  client_->Reserve(StoreCallId(50), 0, Chain(1));
+  EXPECT_TRUE(absl::IsUnavailable(Await<ReserveAnswer>().status));
+}
+
+TEST_F(BlockStoreClientTest, ChunkGoesWhenTheBrokerHeardOfItsLastPlace) {
+  const AcquireAnswer found = Acquire(3);
+  ASSERT_THAT(found.blocks, SizeIs(3));
+  client_->OnUnmapChunks(1, {7, 8});
+  EXPECT_THAT(link_.unmapped(), ElementsAre(8)) << "it was never mapped";
+  Await<PlacesWanted>();
+  service_.Set(&FakeService::holding_releases_, true);
+  client_->Release(Places(found));
+  EXPECT_THAT(link_.unmapped(), ElementsAre(8));
+  service_.Set(&FakeService::holding_releases_, false);
+  const absl::Time deadline = MonotonicNow() + kPatience;
+  while (link_.unmapped().size() < 2 && MonotonicNow() < deadline) std::this_thread::yield();
+  EXPECT_THAT(link_.unmapped(), ElementsAre(8, 7));
+  EXPECT_THAT(Acquire(1).blocks, SizeIs(1)) << "what comes later is mapped anew";
+  EXPECT_EQ(link_.fetched(), 2);
+}
+
+TEST_F(BlockStoreClientTest, WhatLiesInALeavingChunkIsGivenUpUnread) {
+  const AcquireAnswer found = Acquire(1);
+  client_->OnUnmapChunks(1, {7});
+  EXPECT_THAT(Acquire(2).blocks, IsEmpty());
+  EXPECT_THAT(service_.AwaitTold(1), ElementsAre(std::pair("release", 2)));
+  client_->Release(Places(found));
+  EXPECT_THAT(link_.AwaitUnmapped(), ElementsAre(7));
+}
+
+TEST_F(BlockStoreClientTest, ChunkThatDoesNotComeIsAMiss) {
+  service_.Set(&FakeService::refusing_, true);
+  EXPECT_THAT(Acquire(2).blocks, IsEmpty());
+  EXPECT_THAT(service_.AwaitTold(1), ElementsAre(std::pair("release", 2)));
+  EXPECT_THAT(link_.AwaitUnmapped(), ElementsAre(7)) << "the broker may wait for it";
+  client_->Reserve(StoreCallId(50), 0, Chain(1));
+  EXPECT_THAT(Await<ReserveAnswer>().blocks, IsEmpty());
+  EXPECT_THAT(service_.AwaitTold(2), ElementsAre(std::pair("release", 2), std::pair("abort", 1)));
+}
+
+TEST_F(BlockStoreClientTest, FileThatIsNoChunkIsNotMapped) {
+  link_.set_chunk(NewChunk(kChunk - KiB(4)));
+  EXPECT_THAT(Acquire(1).blocks, IsEmpty());
+  link_.set_chunk(NewChunk(kChunk, F_SEAL_SEAL));
+  EXPECT_THAT(Acquire(1).blocks, IsEmpty());
+  link_.set_chunk(NewChunk());
+  EXPECT_THAT(Acquire(1).blocks, SizeIs(1));
+}
+
+TEST_F(BlockStoreClientTest, PlacesThatCannotBeAreGivenUp) {
+  const auto chunk = static_cast<uint64_t>(kChunk.count());
+  for (const auto& [offset, length] :
+       std::vector<std::pair<uint64_t, uint64_t>>{{0, kBlock + 1},
+                                                  {1, kBlock},
+                                                  {chunk, kBlock},
+                                                  {chunk - 4096, kBlock},
+                                                  {~uint64_t{4095}, kBlock}}) {
+    service_.set_offset(offset);
+    service_.set_length(length);
+    EXPECT_THAT(Acquire(1).blocks, IsEmpty()) << offset;
+  }
+}
+
+TEST_F(BlockStoreClientTest, LostSessionFailsCallsAndKeepsWhatIsHeld) {
+  const AcquireAnswer found = Acquire(1);
+  std::memset(found.blocks[0].place.memory, 3, kBlock);
+  service_.Set(&FakeService::hanging_, true);
+  client_->Acquire(StoreCallId(50), {.chain = Chain(1), .request = 10});
+  client_->OnSessionLost(1);
+  EXPECT_FALSE(client_->available());
+  EXPECT_FALSE(Await<AcquireAnswer>().status.ok());
+  Await<StoreLost>();
+  EXPECT_EQ(found.blocks[0].place.memory[0], std::byte(3));
+  service_.Set(&FakeService::hanging_, false);
+  client_->OnSession({2, SessionId(6), std::string(16, 'c')});
+  EXPECT_THAT(Acquire(1).blocks, SizeIs(1));
+  EXPECT_EQ(link_.fetched(), 2) << "the chunks of another session are others";
+  client_->Release(Places(found));
+  client_->EndRequest({.request = 1});
+  EXPECT_THAT(service_.AwaitTold(1), ElementsAre(std::pair("end", 1)))
+      << "the broker does not know of that place";
+}
+
+TEST_F(BlockStoreClientTest, EndOfASessionMayComeBeforeIt) {
+  client_->OnSessionLost(3);
+  client_->OnSession({3, SessionId(8), std::string(16, 'd')});
+  EXPECT_FALSE(client_->available());
+}
+
+class SlowBlockStoreClientTest : public BlockStoreClientTest {
+ protected:
+  SlowBlockStoreClientTest() {
+    client_->SetWakeup(nullptr);
+    client_->Shutdown();
+    BlockStoreClient::Options options;
+    options.address = address_;
+    options.block_bytes = Bytes(kBlock);
+    options.block_tokens = 2;
+    options.call_timeout = absl::Milliseconds(200);
+    client_ = std::make_unique<BlockStoreClient>(options, &link_);
+    client_->SetWakeup([this] {
+      MutexLock lock(&mu_);
+      changed_.SignalAll();
+    });
+    client_->OnSession({1, SessionId(5), std::string(16, 'b')});
+  }
+};
+
+TEST_F(SlowBlockStoreClientTest, AnswerThatDoesNotComeInTimeIsAFailure) {
+  service_.Set(&FakeService::hanging_, true);
+  EXPECT_TRUE(absl::IsDeadlineExceeded(Acquire(1).status));
+}
+
+}  // namespace
+}  // namespace palimpsest
