@@ -106,13 +106,17 @@ void SocketBlockWorker::Read() {
 v1::BlockChain SocketBlockWorker::Chain(uint64_t sequence, uint32_t count) const {
   v1::BlockChain chain;
   chain.set_block_tokens(kBlockTokens);
+  std::vector<uint64_t> keys;
+  std::vector<int32_t> tokens;
   for (uint32_t i = 0; i < count; ++i) {
-    chain.add_keys(KeyOf(sequence, i).high);
-    chain.add_keys(KeyOf(sequence, i).low);
+    const BlockKey key = KeyOf(sequence, i);
+    keys.insert(keys.end(), {key.high, key.low});
     for (uint32_t t = 0; t < kBlockTokens; ++t) {
-      chain.add_tokens(static_cast<int32_t>(sequence * 7 + uint64_t{i} * kBlockTokens + t));
+      tokens.push_back(static_cast<int32_t>(sequence * 7 + uint64_t{i} * kBlockTokens + t));
     }
   }
+  chain.mutable_keys()->Add(keys.begin(), keys.end());
+  chain.mutable_tokens()->Add(tokens.begin(), tokens.end());
   return chain;
 }
 
