@@ -14,6 +14,16 @@ uint64_t OriginClass(Origin origin, bool known) {
   return static_cast<uint64_t>(origin) * 2 + (known ? 1 : 0);
 }
 
+// AgeBinEnd of all bins that close.
+const std::array<absl::Duration, kLastAgeBin>& BinEnds() {
+  static const std::array<absl::Duration, kLastAgeBin> ends = [] {
+    std::array<absl::Duration, kLastAgeBin> all;
+    for (size_t bin = 0; bin < all.size(); ++bin) all[bin] = absl::Seconds(AgeBinEnd(bin));
+    return all;
+  }();
+  return ends;
+}
+
 auto FindRun(auto& runs, uint32_t index) {
   const auto run = std::partition_point(runs.begin(), runs.end(),
                                         [index](const Run& r) { return r.end <= index; });
@@ -323,10 +333,10 @@ void PredictivePolicy::Advance(absl::Time now) {
   if (now <= advanced_) return;
   advanced_ = now;
   for (size_t bin = 0; bin < kLastAgeBin; ++bin) {
-    const absl::Duration end = absl::Seconds(AgeBinEnd(bin));
+    const absl::Time before = now - BinEnds()[bin];
     while (true) {
       const SegmentId id = segments_.Oldest(bin);
-      if (id == kNoSegment || segments_.At(id).since + end > now) break;
+      if (id == kNoSegment || segments_.At(id).since > before) break;
       CloseBin(id);
     }
   }

@@ -41,7 +41,7 @@ namespace palimpsest::reuse {
 class PredictivePolicy : public cache::EvictionPolicy {
  public:
   static constexpr size_t kMostPending = size_t{1} << 16;
-  static constexpr size_t kMostWatched = size_t{1} << 13;  // segments, nearly
+  static constexpr size_t kMostWatched = size_t{1} << 12;  // segments, nearly
   // A path that goes on from an earlier one may lack this many of its last blocks: the one that was
   // cut in the middle, and the answer's end, which templates rewrite.
   static constexpr uint32_t kContinuationSlack = 2;
