@@ -77,6 +77,7 @@ class Fuzzer {
   uint64_t waited() const { return waited_; }
   uint64_t overdue() const { return overdue_; }
   uint64_t prefetched() const { return prefetched_; }
+  uint64_t moved_down() const { return moved_down_; }
 
  private:
   struct Pin {
@@ -103,8 +104,8 @@ class Fuzzer {
     std::vector<BlockIdentity> path;
     BlockKey parent{tenant.value() + 1, 0};
     uint64_t name = 0;
-    for (uint64_t i = 1 + Roll(8); i > 0; --i) {
-      name = name * 4 + (Roll(3) == 0 ? Roll(3) : 0) + 1;
+    for (uint64_t i = 3 + Roll(6); i > 0; --i) {
+      name = name * 4 + (path.size() < 4 ? Roll(2) : 0) + 1;
       BlockIdentity id = {.key = {tenant.value() + 1, name}, .parent = parent};
       id.tokens = {static_cast<TokenId>(Roll(40) == 0 ? 7 : name)};
       id.tenant = NameOf(tenant.value());
@@ -196,6 +197,11 @@ class Fuzzer {
   void Step() {
     const SessionId id(1 + Roll(kSessions) + generation_ * kSessions);
     const auto session = sessions_.find(id);
+    if ((store_.directory.loads() > 0 && Roll(60) == 0) ||
+        (store_.directory.stores() > 0 && Roll(300) == 0)) {
+      Purge(TenantId(static_cast<uint32_t>(Roll(kTenants))));
+      return;
+    }
     switch (Roll(24)) {
       case 0:
         Open(id);
@@ -244,6 +250,7 @@ class Fuzzer {
     if (const auto* store = std::get_if<StoreBlock>(&store_.pending[i]);
         store != nullptr && fault == Fault::kNone) {
       ++demoted_;
+      moved_down_ += store->from == kArenaTier ? 0 : 1;
     }
     if (const auto* load = std::get_if<LoadBlock>(&store_.pending[i]);
         load != nullptr && fault == Fault::kNone) {
@@ -251,7 +258,9 @@ class Fuzzer {
     }
     if (const auto* unmap = std::get_if<UnmapChunks>(&store_.pending[i])) {
       const auto session = sessions_.find(unmap->session);
-      if (session != sessions_.end()) {
+      if (Roll(4) == 0) {
+        store_.stubborn.push_back(unmap->session);
+      } else if (session != sessions_.end()) {
         for (const ArenaChunkId chunk : unmap->chunks) session->second.mapped.erase(chunk.value());
       }
     }
@@ -314,7 +323,7 @@ class Fuzzer {
   void Use(SessionId id, Session& session) {
     const uint64_t number = 1 + Roll(4);
     const auto request = session.requests.find(number);
-    switch (Roll(9)) {
+    switch (Roll(13)) {
       case 0:
       case 1:
         Acquire(id, session, number);
@@ -493,12 +502,12 @@ class Fuzzer {
   std::set<uint64_t> doomed_;
   std::set<std::tuple<TenantId, TierIndex, BlockKey>> router_;
   uint64_t seen_ = 0;
-  uint64_t promoted_ = 0, demoted_ = 0, waited_ = 0, overdue_ = 0, prefetched_ = 0;
+  uint64_t promoted_ = 0, demoted_ = 0, waited_ = 0, overdue_ = 0, prefetched_ = 0, moved_down_ = 0;
 };
 
 TEST(BlockDirectoryFuzz, RandomCallsAndFaultsNeitherLeakNorServeWhatIsWrong) {
-  uint64_t promoted = 0, demoted = 0, waited = 0, overdue = 0, prefetched = 0;
-  for (uint64_t seed = 0; seed < 12 && !testing::Test::HasFailure(); ++seed) {
+  uint64_t promoted = 0, demoted = 0, waited = 0, overdue = 0, prefetched = 0, moved_down = 0;
+  for (uint64_t seed = 0; seed < 16 && !testing::Test::HasFailure(); ++seed) {
     SCOPED_TRACE(seed);
     Fuzzer fuzzer(seed);
     fuzzer.Run(4000);
@@ -507,12 +516,14 @@ TEST(BlockDirectoryFuzz, RandomCallsAndFaultsNeitherLeakNorServeWhatIsWrong) {
     waited += fuzzer.waited();
     overdue += fuzzer.overdue();
     prefetched += fuzzer.prefetched();
+    moved_down += fuzzer.moved_down();
   }
   EXPECT_GT(promoted, 80);
   EXPECT_GT(demoted, 300);
   EXPECT_GT(waited, 50);
   EXPECT_GT(overdue, 5);
   EXPECT_GT(prefetched, 5);
+  EXPECT_GT(moved_down, 20) << "from one lower tier to the next";
 }
 
 }  // namespace
