@@ -6,7 +6,7 @@
 
 namespace palimpsest::prefetch {
 
-PrefetchPlanner::PrefetchPlanner(Options options)
+PrefetchPlanner::PrefetchPlanner(const Options& options)
     : max_wishes_(options.max_wishes), max_watched_(options.max_watched) {
   assert(max_wishes_ > 0 && max_watched_ > 0);
   for (const PrefetchBudget& budget : options.tiers) tiers_.push_back({.budget = budget});

@@ -80,7 +80,7 @@ class PrefetchPlanner {
     size_t max_watched = size_t{1} << 20;
   };
 
-  explicit PrefetchPlanner(Options options);
+  explicit PrefetchPlanner(const Options& options);
 
   // Of transfers from now on. Requires a tier that there is.
   void SetBudget(size_t tier, const PrefetchBudget& budget) { tiers_[tier].budget = budget; }
