@@ -97,6 +97,42 @@ TEST_F(ArenaLedgerTest, TenantsDoNotMeet) {
   EXPECT_EQ(Reserve(SessionId(20), {1}), std::vector{Reservation::kReserved});
 }
 
+TEST_F(ArenaLedgerTest, ChunkHoldsNothingBeforeItsMemoryIsThereAndIsFreeAgainWithoutIt) {
+  ledger_.SetTenantLimit(kAnna, 1);
+  EXPECT_TRUE(ledger_.CanGrant(kAnna));
+  const auto chunk = ledger_.BeginGrant(kAnna);
+  ASSERT_TRUE(chunk.ok());
+  EXPECT_FALSE(ledger_.CanGrant(kAnna)) << "it counts at once";
+  EXPECT_EQ(Reserve(kWorker, {1}), std::vector{Reservation::kNoRoom});
+  EXPECT_TRUE(absl::IsFailedPrecondition(ledger_.Map(kWorker, *chunk)));
+  EXPECT_TRUE(absl::IsFailedPrecondition(ledger_.BeginRevoke(*chunk)));
+  ASSERT_EQ(ledger_.CancelGrant(*chunk), absl::OkStatus());
+  EXPECT_TRUE(absl::IsFailedPrecondition(ledger_.EndGrant(*chunk)));
+  EXPECT_EQ(ledger_.Count(ArenaChunkState::kFree), 4);
+  ASSERT_TRUE(ledger_.BeginGrant(kAnna).ok());
+  ASSERT_EQ(ledger_.EndGrant(*chunk), absl::OkStatus());
+  EXPECT_EQ(Reserve(kWorker, {1}), std::vector{Reservation::kReserved});
+  EXPECT_EQ(ledger_.Staying(kAnna), 1);
+}
+
+TEST_F(ArenaLedgerTest, FoundBlocksSayWhereTheyAreAndWhoUsesThem) {
+  ASSERT_TRUE(ledger_.Grant(kAnna).ok());
+  Reserve(kWorker, {2, 1});
+  EXPECT_EQ(ledger_.WrittenBy(kWorker), (std::vector<BlockKey>{{1, 0}, {2, 0}}));
+  EXPECT_EQ(ledger_.Find(kAnna, {1, 0})->writer, kWorker);
+  EXPECT_FALSE(ledger_.Find(kAnna, {1, 0})->ready);
+  ASSERT_EQ(Commit(kWorker, {1}), absl::OkStatus());
+  const ArenaExtent extent = Acquire(kOther, {1}).front();
+  ASSERT_TRUE(ledger_.Drop(kAnna, {1, 0}));
+  EXPECT_FALSE(ledger_.Find(kAnna, {1, 0}).has_value());
+  const auto dropped = ledger_.At(extent);
+  ASSERT_TRUE(dropped.has_value());
+  EXPECT_TRUE(dropped->dropped && *dropped->id == Identity(1));
+  EXPECT_EQ(dropped->pins, 1);
+  ASSERT_EQ(ledger_.Release(kOther, {extent}), absl::OkStatus());
+  EXPECT_FALSE(ledger_.At(extent).has_value());
+}
+
 TEST_F(ArenaLedgerTest, NoRoomEndsAReservation) {
   ASSERT_TRUE(ledger_.Grant(kAnna).ok());
   EXPECT_EQ(Reserve(kWorker, {1, 2, 3, 4, 5, 6}).back(), Reservation::kNoRoom);
@@ -260,7 +296,10 @@ class Fuzzer {
         sessions_.erase(id);
         break;
       case 2:
-        (void)ledger_.Grant(tenant);
+        if (const auto making = ledger_.BeginGrant(tenant); making.ok()) {
+          ASSERT_EQ(Roll(3) == 0 ? ledger_.CancelGrant(*making) : ledger_.EndGrant(*making),
+                    absl::OkStatus());
+        }
         break;
       case 3:
         if (Roll(4) == 0) (void)ledger_.BeginRevoke(chunk);
