@@ -88,7 +88,7 @@ inline constexpr auto kMetricTable = [] {
     {"palimpsest_broker_image_bytes", P::kBroker, T::kGauge, U::kBytes, "Host memory held by a tenant's parameter image; tenants with the same model share one.", {"tenant"}},
     {"palimpsest_broker_image_pack_seconds", P::kBroker, T::kHistogram, U::kSeconds, "Duration of packing a parameter image, by phase (fingerprint, pack, checksum).", {"phase"}, B::kLong},
     // Broker: blocks in tiers below T0.
-    {"palimpsest_broker_tier_serving", P::kBroker, T::kGauge, U::kNone, "1 while a tier (dram, cxl, nvme, directory) is used, 0 while its circuit breaker is open.", {"tier"}},
+    {"palimpsest_broker_tier_serving", P::kBroker, T::kGauge, U::kNone, "1 while a tier (dram, cxl, remote, nvme, directory) is used, 0 while its circuit breaker is open.", {"tier"}},
     {"palimpsest_broker_tier_breaker_openings_total", P::kBroker, T::kCounter, U::kNone, "How often a tier's circuit breaker opened.", {"tier"}},
     {"palimpsest_broker_tier_bytes", P::kBroker, T::kGauge, U::kBytes, "A tier's bytes, by kind: capacity, used (dram: chunks that have memory), quarantined (of those used, what can neither be read nor used again).", {"tier", "kind"}},
     {"palimpsest_broker_tier_bytes_per_second", P::kBroker, T::kGauge, U::kNone, "Measured bandwidth of a tier, by direction (load, store).", {"tier", "direction"}},

@@ -92,6 +92,16 @@ absl::StatusOr<std::unique_ptr<BlockStore>> BlockStore::Open(Options options, co
   auto staging = StagingPool::Make(store->options_.tiers.staging);
   if (!staging.ok()) return staging.status();
   store->staging_ = *std::move(staging);
+  if (const auto& lent = store->options_.tiers.lent; lent.has_value()) {
+    auto memory = PeerMemory::Start(*lent);
+    if (!memory.ok()) {
+      return absl::Status(memory.status().code(),
+                          absl::StrCat("tiers.lend: ", memory.status().message()));
+    }
+    store->lent_ = *std::move(memory);
+    Log(LogLevel::kInfo, "memory is lent to other nodes",
+        {{"bytes", lent->bytes}, {"address", store->lent_->address()}});
+  }
   if (absl::Status added = store->AddTenants(); !added.ok()) return added;
   if (absl::Status tiers = store->OpenTiers(); !tiers.ok()) return tiers;
   return store;

@@ -146,6 +146,8 @@ class BlockStore : public BlockSessions, private BlockMover::Listener {
 
   // Of the tier with that name in the configuration; NotFound.
   absl::StatusOr<blocks::TierIndex> FindTier(absl::string_view name) const;
+  // Where other nodes find the memory that is lent to them; empty if none is.
+  std::string lending_address() const { return lent_ == nullptr ? "" : lent_->address(); }
   // By TierIndex, as in the configuration.
   std::vector<std::string> tier_names() const;
   Bytes chunk_bytes() const { return options_.tiers.dram.chunk_bytes; }
@@ -238,6 +240,7 @@ class BlockStore : public BlockSessions, private BlockMover::Listener {
   HandOverTable& hand_overs_;
   std::unique_ptr<DramArena> arena_;
   std::unique_ptr<StagingPool> staging_;
+  std::unique_ptr<PeerMemory> lent_;  // null if none is
   std::vector<std::unique_ptr<Observer>> observers_;
   std::vector<std::unique_ptr<TierStore>> stores_;
   std::unique_ptr<BlockMover> mover_;

@@ -293,6 +293,19 @@ TEST_F(BlockStoreTest, AnEncipheredTierGivesBlocksBackAndNobodyElseReadsThem) {
   EXPECT_THAT(Start(tier).message(), HasSubstr("tiers.directory"));
 }
 
+TEST_F(BlockStoreTest, BlocksGoToMemoryThatAnotherStoreLends) {
+  MustStart("lend: {bytes: 32 MiB, listen: \"127.0.0.1:0\", transports: tcp}\n");
+  const std::unique_ptr<BlockStore> lender = std::move(store_);
+  MustStart(absl::StrCat("remote: {bytes: 32 MiB, peer: \"", lender->lending_address(),
+                         "\", transports: tcp}\n"));
+  auto worker = Worker();
+  PutBelow(*worker, 4);
+  EXPECT_EQ(Row("remote").blocks(), 16u) << Status().DebugString();
+  for (uint64_t s = 1; s <= 4; ++s) {
+    EXPECT_TRUE(BringsBack(*worker, ChainOf("alpha", s, 0, 4))) << Status().DebugString();
+  }
+}
+
 TEST_F(BlockStoreTest, APurgeForgetsATenantInEveryTierAlsoOverARestart) {
   MustStart(Nvme() + Directory());
   auto worker = Worker();

@@ -20,6 +20,9 @@ struct MakeBackend {
     return std::make_unique<ThreadedBackend>(std::make_unique<CxlBackend>(cxl, clock),
                                              config.store.max_in_flight);
   }
+  std::unique_ptr<TierBackend> operator()(const RemoteBackend::Options& remote) const {
+    return std::make_unique<RemoteBackend>(remote);
+  }
   std::unique_ptr<TierBackend> operator()(const FileDeviceOptions& file) const {
     return std::make_unique<NvmeBackend>([file] { return OpenFileDevice(file); }, clock);
   }

@@ -82,6 +82,27 @@ LowerTierConfig ReadCxl(ConfigReader reader) {
   return tier;
 }
 
+LowerTierConfig ReadRemote(ConfigReader reader) {
+  LowerTierConfig tier = ReadLower(reader, "remote");
+  RemoteBackend::Options remote;
+  remote.peer = reader.String("peer");
+  remote.transports = reader.String("transports", remote.transports);
+  remote.timeout =
+      reader.Duration("timeout", absl::Milliseconds(10), absl::Hours(1), remote.timeout);
+  tier.medium = remote;
+  return tier;
+}
+
+PeerMemory::Options ReadLent(ConfigReader reader) {
+  PeerMemory::Options lent;
+  lent.bytes = reader.Size("bytes", kLeast, kMost);
+  CheckMultiple(reader, "bytes", lent.bytes, kLeast);
+  lent.listen = reader.String("listen");
+  lent.transports = reader.String("transports", lent.transports);
+  lent.max_peers = static_cast<int>(reader.Int("max_peers", 1, 1024, lent.max_peers));
+  return lent;
+}
+
 LowerTierConfig ReadNvme(ConfigReader reader) {
   LowerTierConfig tier = ReadLower(reader, "nvme");
   ReadKeeping(reader, tier);
@@ -127,8 +148,11 @@ TiersConfig ReadTiers(ConfigReader tiers, const std::string& node) {
     config.lower.push_back(std::move(tier));
   };
   if (tiers.Has("cxl")) add("cxl", ReadCxl(tiers.Map("cxl")));
+  // Another node's memory is faster than a disk here.
+  if (tiers.Has("remote")) add("remote", ReadRemote(tiers.Map("remote")));
   if (tiers.Has("nvme")) add("nvme", ReadNvme(tiers.Map("nvme")));
   if (tiers.Has("directory")) add("directory", ReadDirectory(tiers.Map("directory"), node));
+  if (tiers.Has("lend")) config.lent = ReadLent(tiers.Map("lend"));
   config.staging = tiers.Size("staging", MiB(2), GiB(64), MiB(256));
   CheckMultiple(tiers, "staging", config.staging, MiB(2));
   config.transfer_deadline =

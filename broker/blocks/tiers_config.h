@@ -3,8 +3,10 @@
 //   tiers:                        # missing: no block store, and workers keep blocks in T0 alone
 //     dram: {bytes: 8 GiB}        # T1, required
 //     cxl: {bytes: 16 GiB, node: 2}
+//     remote: {bytes: 32 GiB, peer: "10.0.0.3:7400"}    # another node's memory, that it lends
 //     nvme: {bytes: 200 GiB, path: /var/lib/palimpsest/blocks, keys: /etc/palimpsest/keys}
 //     directory: {bytes: 2 TiB, path: /mnt/lustre/palimpsest}
+//     lend: {bytes: 8 GiB, listen: "10.0.0.2:7400"}     # to other nodes' tier `remote`
 //   tenants:
 //     - blocks: {dram: 2 GiB, nvme: 50 GiB}   # budgets; an equal share of what is left otherwise
 //
@@ -25,6 +27,8 @@
 #include "broker/tier/cxl/cxl_memory.h"
 #include "broker/tier/directory/directory_backend.h"
 #include "broker/tier/nvme/file_device.h"
+#include "broker/tier/remote/peer_memory.h"
+#include "broker/tier/remote/remote_backend.h"
 #include "broker/tier/tier_store.h"
 #include "common/bytes.h"
 #include "common/yaml_config.h"
@@ -39,13 +43,14 @@ struct DramTierConfig {
   absl::Duration unmap_deadline;
 };
 
-// T2, T3 or T5.
+// T2 to T5.
 struct LowerTierConfig {
-  // As in the file: "cxl", "nvme", "directory".
+  // As in the file: "cxl", "remote", "nvme", "directory".
   std::string name;
   // What the file says; of T3 the size of its file, which holds a little less of blocks.
   Bytes bytes;
-  std::variant<CxlOptions, FileDeviceOptions, DirectoryBackend::Options> medium;
+  std::variant<CxlOptions, RemoteBackend::Options, FileDeviceOptions, DirectoryBackend::Options>
+      medium;
   // Folder of the tenants' keys (TenantKeys); empty: blocks are not enciphered.
   std::string keys;
   // What a block takes beside its own bytes.
@@ -56,7 +61,9 @@ struct LowerTierConfig {
 
 struct TiersConfig {
   DramTierConfig dram;
-  std::vector<LowerTierConfig> lower;  // from the top
+  std::vector<LowerTierConfig> lower;  // from the top: from fast to slow
+  // Memory that other nodes keep blocks in.
+  std::optional<PeerMemory::Options> lent;
   // Memory that blocks pass through on their way between tiers.
   Bytes staging;
   // For one block to go from a tier to another.

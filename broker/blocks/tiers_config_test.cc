@@ -25,6 +25,7 @@ std::string Refusal(const std::string& text) { return std::string(Read(text).sta
 constexpr char kAll[] =
     "dram: {bytes: 1 GiB}\n"
     "cxl: {bytes: 2 GiB, node: 2}\n"
+    "lend: {bytes: 64 MiB, listen: \"0.0.0.0:7400\"}\n"
     "nvme: {bytes: 4 GiB, path: /var/blocks, time_to_live: 2h}\n"
     "directory: {bytes: 8 GiB, path: /mnt/blocks}\n";
 
@@ -39,6 +40,7 @@ TEST(ReadTiers, ReadsEveryTierFromTheTop) {
   EXPECT_GT(config->lower[1].store.capacity, GiB(3));
   EXPECT_EQ(config->lower[1].store.longest_life, absl::Hours(2));
   EXPECT_EQ(std::get<DirectoryBackend::Options>(config->lower[2].medium).node, "node");
+  EXPECT_EQ(config->lent->bytes, MiB(64));
   EXPECT_EQ(config->policy, "predictive");
 }
 
