@@ -221,14 +221,14 @@ void BlockDirectory::Impl::BeginStore(TenantBlocks& tenant, BlockHandle block, T
                                 .to = to,
                                 .record = std::move(record),
                                 .deadline = now + options_.transfer_deadline});
-  stores_.emplace(id, std::move(store));
+  stores_.emplace(id, store);
 }
 
 void BlockDirectory::Impl::OnStoreDone(TransferId transfer, const absl::Status& status,
                                        absl::Time now) {
   const auto found = stores_.find(transfer);
   if (found == stores_.end()) return;
-  const Store store = std::move(found->second);
+  const Store store = found->second;
   stores_.erase(found);
   TenantBlocks& tenant = *store.tenant;
   PlacedBlock& placed = tenant.At(store.block);
