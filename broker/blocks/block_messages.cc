@@ -246,6 +246,53 @@ absl::StatusOr<ParsedAcquire> ParseAcquire(const v1::AcquireRequest& request,
   return parsed;
 }
 
+absl::StatusOr<ParsedHint> ParseHint(const v1::HintRequest& request, const std::string& tenant,
+                                     absl::Time now) {
+  using Kind = blocks::BlockHint::Kind;
+  ParsedHint parsed;
+  switch (request.kind()) {
+    case v1::HintRequest::KIND_RETAIN:
+      parsed.hint.kind = Kind::kRetain;
+      break;
+    case v1::HintRequest::KIND_DEMOTE:
+      parsed.hint.kind = Kind::kDemote;
+      break;
+    case v1::HintRequest::KIND_PREFETCH:
+      parsed.hint.kind = Kind::kPrefetch;
+      break;
+    case v1::HintRequest::KIND_RELEASE:
+      parsed.hint.kind = Kind::kRelease;
+      break;
+    default:
+      return absl::InvalidArgumentError(
+          absl::StrCat("a hint of kind ", static_cast<int>(request.kind()),
+                       ", expected KIND_RETAIN, KIND_DEMOTE, KIND_PREFETCH or KIND_RELEASE"));
+  }
+  auto ids = ParseChain(request.chain(), tenant);
+  if (!ids.ok()) return ids.status();
+  if (request.first_block() > ids->size()) {
+    return absl::InvalidArgumentError(absl::StrCat("first_block is ", request.first_block(),
+                                                   ", expected at most the chain's ", ids->size()));
+  }
+  constexpr absl::Duration kYear = absl::Hours(24 * 365);
+  const auto until = CheckedSeconds("seconds", request.seconds(), kYear);
+  if (!until.ok()) return until.status();
+  const auto half_life = CheckedSeconds("half_life_seconds", request.half_life_seconds(), kYear);
+  if (!half_life.ok()) return half_life.status();
+  parsed.ids = *std::move(ids);
+  parsed.hint.ids = parsed.ids;
+  parsed.hint.first = parsed.hint.kind == Kind::kPrefetch ? 0 : request.first_block();
+  if (parsed.hint.kind == Kind::kPrefetch || *until > absl::ZeroDuration()) {
+    parsed.hint.until = now + *until;
+  }
+  if (*half_life > absl::ZeroDuration()) parsed.hint.half_life = *half_life;
+  constexpr uint64_t kMost = std::numeric_limits<int64_t>::max();
+  if (request.budget_bytes() > 0) {
+    parsed.hint.budget = Bytes(static_cast<int64_t>(std::min(request.budget_bytes(), kMost)));
+  }
+  return parsed;
+}
+
 void FillReserved(const std::vector<blocks::Reserved>& reserved, v1::ReserveResponse& out) {
   for (const blocks::Reserved& block : reserved) {
     v1::ReservedBlock& filled = *out.add_blocks();

@@ -44,6 +44,14 @@ struct ParsedAcquire {
 absl::StatusOr<ParsedAcquire> ParseAcquire(const v1::AcquireRequest& request,
                                            const std::string& tenant);
 
+// A hint whose span points into it. `now`: what its times count from.
+struct ParsedHint {
+  std::vector<BlockIdentity> ids;
+  blocks::BlockHint hint;
+};
+absl::StatusOr<ParsedHint> ParseHint(const v1::HintRequest& request, const std::string& tenant,
+                                     absl::Time now);
+
 void FillReserved(const std::vector<blocks::Reserved>& reserved, v1::ReserveResponse& out);
 // `tiers`: of each TierIndex.
 void FillAcquired(const blocks::AcquireReply& reply, const std::vector<v1::Tier>& tiers,

@@ -228,6 +228,32 @@ TEST_F(BlockProcessTest, HostileCallsAreRefusedAndSayWhy) {
   EXPECT_EQ(admin->Purge(&context, purge, &purged).error_code(), grpc::StatusCode::UNIMPLEMENTED);
 }
 
+TEST_F(BlockProcessTest, HintsReachTheTenantsOwnBlocks) {
+  StartBroker(Yaml());
+  SocketBlockWorker worker(kBlockBytes);
+  ASSERT_TRUE(worker.Hello(node_.descriptors(), "alpha", TestNode::Secret("alpha")).ok());
+  ASSERT_TRUE(worker.Attach(node_.control()).ok());
+  ASSERT_TRUE(Eventually([&] { return worker.Put(1, 4).value_or(0) == 4; }));
+  v1::HintRequest hint;
+  *hint.mutable_session() = worker.session();
+  *hint.mutable_chain() = worker.Chain(1, 4);
+  v1::HintResponse response;
+  const auto give = [&] {
+    grpc::ClientContext context;
+    context.set_deadline(GrpcTimeout(kPatience));
+    return FromGrpcStatus(worker.stub().Hint(&context, hint, &response));
+  };
+  EXPECT_THAT(give().message(), HasSubstr("a hint of kind 0"));
+  hint.set_kind(v1::HintRequest::KIND_RELEASE);
+  hint.set_first_block(5);
+  EXPECT_THAT(give().message(), HasSubstr("at most the chain's 4"));
+  hint.set_first_block(2);
+  const absl::Status given = give();
+  ASSERT_TRUE(given.ok()) << given;
+  EXPECT_EQ(response.blocks(), 2u);
+  EXPECT_EQ(worker.Get(1, 4, 1, absl::ZeroDuration()).value_or(9), 2u);
+}
+
 TEST_F(BlockProcessTest, WithoutTiersTheStoreSaysSo) {
   StartBroker(Yaml(false));
   SocketBlockWorker worker(kBlockBytes);

@@ -171,6 +171,17 @@ grpc::ServerUnaryReactor* BlockService::EndRequest(Context* context,
   });
 }
 
+grpc::ServerUnaryReactor* BlockService::Hint(Context* context, const v1::HintRequest* request,
+                                             v1::HintResponse* response) {
+  return Serve(context, *request, [&](const palimpsest::BlockStore::Caller& caller) {
+    const auto parsed = ParseHint(*request, caller.tenant, store_->Now());
+    if (!parsed.ok()) return parsed.status();
+    const auto moved = store_->Hint(caller, parsed->hint);
+    if (moved.ok()) response->set_blocks(*moved);
+    return moved.status();
+  });
+}
+
 grpc::ServerUnaryReactor* BlockService::SetRecompute(Context* context,
                                                      const v1::SetRecomputeRequest* request,
                                                      v1::SetRecomputeResponse*) {

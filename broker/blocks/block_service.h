@@ -35,6 +35,8 @@ class BlockService : public v1::BlockStore::CallbackService {
                                     v1::ReleaseResponse* response) override;
   grpc::ServerUnaryReactor* EndRequest(Context* context, const v1::EndRequestRequest* request,
                                        v1::EndRequestResponse* response) override;
+  grpc::ServerUnaryReactor* Hint(Context* context, const v1::HintRequest* request,
+                                 v1::HintResponse* response) override;
   grpc::ServerUnaryReactor* SetRecompute(Context* context, const v1::SetRecomputeRequest* request,
                                          v1::SetRecomputeResponse* response) override;
 

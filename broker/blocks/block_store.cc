@@ -440,6 +440,17 @@ absl::Status BlockStore::EndRequest(const Caller& caller, const blocks::RequestE
   });
 }
 
+absl::StatusOr<size_t> BlockStore::Hint(const Caller& caller, const blocks::BlockHint& hint) {
+  absl::StatusOr<size_t> moved;
+  const absl::Status status =
+      DecideFor(caller, [&](absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+        moved = directory_.Hint(caller.session, hint, now);
+        return moved.status();
+      });
+  if (!status.ok()) return status;
+  return moved;
+}
+
 absl::Status BlockStore::SetRecompute(const Caller& caller, const blocks::RecomputeCost& cost) {
   return DecideFor(caller, [&](absl::Time) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     return directory_.SetRecompute(sessions_.at(caller.session).session.tenant, cost);

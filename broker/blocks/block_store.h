@@ -100,6 +100,9 @@ class BlockStore : public BlockSessions, private BlockMover::Listener {
   absl::Status Release(const Caller& caller, uint64_t request,
                        absl::Span<const ArenaExtent> extents);
   absl::Status EndRequest(const Caller& caller, const blocks::RequestEnding& ending);
+  absl::StatusOr<size_t> Hint(const Caller& caller, const blocks::BlockHint& hint);
+  // What times of hints count from.
+  absl::Time Now() const { return clock_.Now(); }
   absl::Status SetRecompute(const Caller& caller, const blocks::RecomputeCost& cost);
 
   struct ChunkOffer {
