@@ -249,6 +249,8 @@ void Node::WriteConfigs() {
       pool_slabs() * 2);
   if (!options_.policy.empty()) absl::StrAppend(&broker, "policy:\n");
   for (const std::string& line : options_.policy) absl::StrAppend(&broker, "  ", line, "\n");
+  if (!options_.tiers.empty()) absl::StrAppend(&broker, "tiers:\n");
+  for (const std::string& line : options_.tiers) absl::StrAppend(&broker, "  ", line, "\n");
   absl::StrAppend(&broker, "tenants:\n");
   std::string router =
       "listen: unix:router.sock\nmetrics_listen: 127.0.0.1:0\nauth_file: secrets/tenants\n"

@@ -57,6 +57,8 @@ struct NodeOptions {
   std::vector<NodeTenant> tenants = {{"alpha"}, {"beta"}};
   // Lines of the broker's `policy` map, such as "revoke_deadline: 500ms".
   std::vector<std::string> policy;
+  // Lines of the broker's `tiers` map; none: no tiers.
+  std::vector<std::string> tiers;
   // Lines of the workers' `engine` map.
   std::vector<std::string> engine = {"kv_low_water_slabs: 1", "kv_high_water_slabs: 3",
                                      "kv_shrink_delay: 500ms"};

@@ -1,0 +1,170 @@
+// KV blocks that go down to the broker's tiers and come back, through real processes: tokens are
+// those of a node without tiers, whatever is loaded, lost or killed meanwhile.
+#include <grpcpp/grpcpp.h>
+
+#include <future>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "gtest/gtest.h"
+#include "proto/palimpsest/v1/block_store.grpc.pb.h"
+#include "tests/node.h"
+
+namespace palimpsest {
+namespace {
+
+// Longer than the KV slabs of the quota hold beside another one.
+std::string LongText(int number) {
+  std::string text = absl::StrCat("Story ", number, ". ");
+  while (text.size() < 900) {
+    absl::StrAppend(&text, "In year ", 1000 + 37 * number + text.size(), " it rained. ");
+  }
+  return text;
+}
+
+Node::Request Ask(const std::string& text, int max_tokens = 24) {
+  return {.tenant = "alpha", .text = text, .max_tokens = max_tokens};
+}
+
+NodeOptions Options(bool tiers) {
+  NodeOptions options;
+  options.tenants = {{.name = "alpha", .quota_slabs = Node::kImageSlabs + 5}};
+  options.pool_slabs = Node::kImageSlabs + 5;
+  options.engine = {"kv_low_water_slabs: 0", "kv_high_water_slabs: 4"};
+  if (tiers) {
+    options.tiers = {"dram: {bytes: 64 MiB, chunk_bytes: 16 MiB}",
+                     "nvme: {bytes: 256 MiB, path: blocks}", "staging: 16 MiB", "policy: lru"};
+  }
+  return options;
+}
+
+class BlocksTest : public ::testing::Test {
+ protected:
+  // What a node without tiers answers.
+  static std::vector<Generation> Calm(const std::vector<Node::Request>& requests) {
+    Node node(Options(/*tiers=*/false));
+    node.Start();
+    std::vector<Generation> answers;
+    for (const Node::Request& request : requests) {
+      answers.push_back(node.Generate(request));
+      EXPECT_TRUE(answers.back().status.ok()) << answers.back().status;
+    }
+    return answers;
+  }
+
+  static void ExpectSame(const Generation& expected, const Generation& got) {
+    ASSERT_TRUE(got.status.ok()) << got.status;
+    EXPECT_TRUE(SameTokens(NodeBackend::kHost, expected, got));
+  }
+
+  static void AwaitServing(Node& node) {
+    node.Await("a worker that serves",
+               [&] { return node.Generate(Ask("Who is there?", 1)).status.ok(); });
+  }
+
+  // Alpha's row of a tier; empty until it has one.
+  static v1::TenantTier Row(Node& node, const std::string& tier) {
+    const auto status = node.BrokerStatus();
+    if (!status.ok()) return {};
+    for (const v1::TierMemory& memory : status->tiers()) {
+      if (memory.tier() == tier && memory.tenants_size() > 0) return memory.tenants(0);
+    }
+    return {};
+  }
+
+  static void Trim(Node& node) {
+    const auto channel =
+        grpc::CreateChannel(absl::StrCat("unix:", node.folder(), "/state/operator.sock"),
+                            grpc::InsecureChannelCredentials());
+    grpc::ClientContext context;
+    v1::TrimRequest request;
+    request.set_tier(v1::TIER_DRAM);
+    v1::TrimResponse response;
+    const grpc::Status status =
+        v1::BlockAdmin::NewStub(channel)->Trim(&context, request, &response);
+    ASSERT_TRUE(status.ok()) << status.error_message();
+  }
+
+  // So that T0 has nothing of earlier requests.
+  static void Evict(Node& node) {
+    for (int i = 900; i < 904; ++i) {
+      const Generation other = node.Generate(Ask(LongText(i), 8));
+      EXPECT_TRUE(other.status.ok()) << other.status;
+    }
+  }
+};
+
+TEST_F(BlocksTest, SecondTurnComesBackFromHostMemoryAndFromBelow) {
+  const std::string first = LongText(1);
+  const std::string second = first + " What happened then? ";
+  const std::string third = first + " Why did it rain? ";
+  const std::vector<Node::Request> requests = {Ask(first), Ask(second), Ask(third)};
+  const std::vector<Generation> calm = Calm(requests);
+
+  Node node(Options(/*tiers=*/true));
+  node.Start();
+  ExpectSame(calm[0], node.Generate(requests[0]));
+  node.Await("the first turn in T1", [&] { return Row(node, "dram").blocks() >= 50; });
+  Evict(node);
+  const Generation again = node.Generate(requests[1]);
+  ExpectSame(calm[1], again);
+  EXPECT_GT(again.usage.cached_tokens(), 800u);
+  EXPECT_GE(Row(node, "dram").hit_blocks(), 50u);
+
+  Evict(node);
+  Trim(node);
+  node.Await("everything below T1",
+             [&] { return Row(node, "dram").blocks() == 0 && Row(node, "nvme").blocks() >= 50; });
+  // Blocks that come up need a chunk that is there, which this request brings about.
+  EXPECT_TRUE(node.Generate(Ask(LongText(950), 8)).status.ok());
+  node.Await("a chunk of T1", [&] { return Row(node, "dram").blocks() >= 50; });
+  ExpectSame(calm[2], node.Generate(requests[2]));
+  EXPECT_GT(Row(node, "nvme").promoted_blocks(), 0u);
+  EXPECT_TRUE(node.StopAll().ok());
+}
+
+TEST_F(BlocksTest, WorkerKilledWhileItStoresLosesNothingButThat) {
+  std::vector<Node::Request> requests;
+  for (int i = 0; i < 4; ++i) requests.push_back(Ask(LongText(i)));
+  const std::vector<Generation> calm = Calm(requests);
+  Node node(Options(/*tiers=*/true));
+  node.Start();
+  for (int round = 0; round < 3; ++round) {
+    for (const Node::Request& request : requests) {
+      const Generation answer = node.Generate(request);
+      ASSERT_TRUE(answer.status.ok()) << answer.status;
+    }
+    // Blocks of the last request are on their way.
+    node.KillWorker("alpha");
+    node.StartWorker("alpha");
+    AwaitServing(node);
+    for (size_t i = 0; i < requests.size(); ++i) ExpectSame(calm[i], node.Generate(requests[i]));
+  }
+  EXPECT_GT(Row(node, "dram").hit_blocks(), 0u);
+  EXPECT_TRUE(node.StopAll().ok());
+}
+
+TEST_F(BlocksTest, BrokerThatDiesTakesTheTiersWithItAndNoToken) {
+  std::vector<Node::Request> requests;
+  for (int i = 0; i < 4; ++i) requests.push_back(Ask(LongText(i)));
+  const std::vector<Generation> calm = Calm(requests);
+  Node node(Options(/*tiers=*/true));
+  node.Start();
+  for (size_t i = 0; i < requests.size(); ++i) ExpectSame(calm[i], node.Generate(requests[i]));
+  std::future<Generation> running = node.GenerateAsync(requests[0]);
+  node.KillBroker();
+  const Generation cut = running.get();
+  if (cut.status.ok()) ExpectSame(calm[0], cut);
+  node.StartBroker();
+  AwaitServing(node);
+  for (size_t i = 0; i < requests.size(); ++i) ExpectSame(calm[i], node.Generate(requests[i]));
+  node.Await("blocks in the new broker's T1", [&] {
+    EXPECT_TRUE(node.Generate(requests[0]).status.ok());
+    return Row(node, "dram").blocks() > 0;
+  });
+  EXPECT_TRUE(node.StopAll().ok());
+}
+
+}  // namespace
+}  // namespace palimpsest
