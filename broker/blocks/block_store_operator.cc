@@ -206,6 +206,12 @@ void BlockStore::FillTenant(TenantId tenant, TierIndex tier, v1::TenantTier& out
   out.set_failed_demotions(counters.demotions_failed);
   out.set_demoted_bytes(bytes(counters.demoted_bytes));
   out.set_price(counters.price);
+  if (tier == blocks::kArenaTier) {
+    const prefetch::PrefetchCounts prefetches = directory_.PrefetchesOf(tenant);
+    out.set_prefetched_blocks(static_cast<uint64_t>(prefetches.fetched));
+    out.set_prefetched_used_blocks(static_cast<uint64_t>(prefetches.used));
+    out.set_prefetched_wasted_blocks(static_cast<uint64_t>(prefetches.wasted));
+  }
   for (size_t i = 0; i < blocks::kRefusals; ++i) {
     if (counters.refusals[i] == 0) continue;
     v1::TierRefusals& refusals = *out.add_refusals();

@@ -306,6 +306,24 @@ TEST_F(BlockStoreTest, BlocksGoToMemoryThatAnotherStoreLends) {
   }
 }
 
+TEST_F(BlockStoreTest, APrefetchBringsBlocksThatNobodyHasAskedFor) {
+  MustStart(Cxl());
+  auto worker = Worker();
+  PutBelow(*worker, 1);
+  const auto chain = ChainOf("alpha", 1, 0, 4);
+  blocks::BlockHint hint;
+  hint.kind = blocks::BlockHint::Kind::kPrefetch;
+  hint.ids = chain;
+  hint.until = Clock::Real().Now() + absl::Seconds(10);
+  const auto hinted = store_->Hint(worker->caller(), hint);
+  ASSERT_TRUE(hinted.ok()) << hinted.status();
+  EXPECT_TRUE(Eventually([&] { return Row("dram").prefetched_blocks() == 4; }))
+      << Status().DebugString();
+  EXPECT_TRUE(Eventually([&] { return Row("cxl").promoted_blocks() == 4; }));
+  EXPECT_EQ(Gets(*worker, chain, 1), 4u);
+  EXPECT_EQ(Row("dram").prefetched_used_blocks(), 4u);
+}
+
 TEST_F(BlockStoreTest, APurgeForgetsATenantInEveryTierAlsoOverARestart) {
   MustStart(Nvme() + Directory());
   auto worker = Worker();

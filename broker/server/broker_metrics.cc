@@ -202,6 +202,11 @@ void BrokerMetrics::RefreshBlocks(const std::string& tier, const v1::TenantTier&
   moves("wasted", tenant.wasted_blocks());
   moves("demoted", tenant.demoted_blocks());
   moves("demotion_failed", tenant.failed_demotions());
+  if (tier == "dram") {
+    moves("prefetched", tenant.prefetched_blocks());
+    moves("prefetch_used", tenant.prefetched_used_blocks());
+    moves("prefetch_wasted", tenant.prefetched_wasted_blocks());
+  }
   const auto moved = [&](const char* what, uint64_t count) {
     AdvanceTo(m.Counter<"palimpsest_broker_block_moved_bytes_total">(name, tier, what),
               number(count));

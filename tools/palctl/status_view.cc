@@ -156,7 +156,10 @@ json TierTenantJson(const v1::TenantTier& t) {
           {"failed_demotions", t.failed_demotions()},
           {"demoted_bytes", t.demoted_bytes()},
           {"refusals", std::move(refusals)},
-          {"price", t.price()}};
+          {"price", t.price()},
+          {"prefetched_blocks", t.prefetched_blocks()},
+          {"prefetched_used_blocks", t.prefetched_used_blocks()},
+          {"prefetched_wasted_blocks", t.prefetched_wasted_blocks()}};
 }
 
 json TierJson(const v1::TierMemory& t) {
