@@ -50,7 +50,7 @@ inline TierState Serving() {
 class BlockDirectoryTest : public testing::Test {
  protected:
   // Anna with two sessions and `chunks` of T1, ranked by policy_.
-  void Start(int64_t chunks, DirectoryOptions options = Options()) {
+  void Start(int64_t chunks, const DirectoryOptions& options = Options()) {
     store_ = std::make_unique<SimulatedStore>(options, absl::UnixEpoch() + absl::Hours(1));
     BlockTenant anna = {.id = kAnna, .name = "anna", .budgets = {kBlock * 10 * chunks}};
     anna.recompute = {.first = absl::Seconds(1)};

@@ -267,10 +267,20 @@ void BlockDirectory::Impl::QueueLoad(TenantBlocks& tenant, BlockHandle block) {
   load_queue_.push_back({&tenant, block, from, length});
 }
 
+// Loads for which there is no room wait for a chunk that is being made for their tenant; those of
+// others pass them.
 void BlockDirectory::Impl::BeginQueued(absl::Time now) {
+  std::deque<QueuedLoad> held;
   while (!load_queue_.empty() && loads_.size() < options_.max_loads) {
     const QueuedLoad next = load_queue_.front();
     load_queue_.pop_front();
+    if (!ledger_.Fits(next.tenant->id(), next.length)) {
+      Grow(*next.tenant, true, now);
+      if (Making(*next.tenant)) {
+        held.push_back(next);
+        continue;
+      }
+    }
     LowerOf(next.from).loading -= next.length;
     next.tenant->At(next.block).load_queued = false;
     if (!BeginLoad(*next.tenant, next.block, now)) {
@@ -279,6 +289,7 @@ void BlockDirectory::Impl::BeginQueued(absl::Time now) {
     }
     next.tenant->tree().Release(next.block);
   }
+  load_queue_.insert(load_queue_.begin(), held.begin(), held.end());
 }
 
 void BlockDirectory::Impl::SetPrefetchBudgets() {
@@ -335,7 +346,6 @@ bool BlockDirectory::Impl::BeginLoad(TenantBlocks& tenant, BlockHandle block, ab
   if (copy.length > ledger_.chunk_bytes() ||
       MakeRoom(tenant, block, copy.length, false, now) != Reservation::kReserved) {
     account.Refuse(Refusal::kNoRoom);
-    Grow(tenant, true, now);
     return false;
   }
   const auto reserved = ledger_.Reserve(OwnSession(tenant), {wanted});

@@ -62,6 +62,39 @@ TEST_F(BlockDirectoryTest, AllWhoWaitForABlockAreAnsweredByOneLoad) {
   EXPECT_EQ(counters.promotions_wasted, 0);
 }
 
+TEST_F(BlockDirectoryTest, PromotionIntoAnEmptyArenaWaitsForItsChunk) {
+  Start(1);
+  PutBelow(Path(1, 2));
+  ASSERT_TRUE(directory().Trim(kAnna, kArenaTier, Bytes(0), now()).ok());
+  store_->Collect();
+  store_->PerformAll();
+  const auto wait = Acquire(kOne, 1, Path(1, 2), absl::Seconds(1)).wait;
+  ASSERT_TRUE(wait.has_value());
+  EXPECT_EQ(Pending<MakeChunk>(), 1);
+  EXPECT_EQ(Pending<LoadBlock>(), 0);
+  store_->PerformAll();
+  EXPECT_EQ(store_->answers[*wait].blocks.size(), 2);
+  EXPECT_EQ(Refused(Counters(kNvme), Refusal::kNoRoom), 0);
+}
+
+TEST_F(BlockDirectoryTest, PromotionEndsWhenThereIsNoMemoryForItsChunk) {
+  Start(1);
+  PutBelow(Path(1, 2));
+  ASSERT_TRUE(directory().Trim(kAnna, kArenaTier, Bytes(0), now()).ok());
+  store_->Collect();
+  store_->PerformAll();
+  const auto wait = Acquire(kOne, 1, Path(1, 2), absl::Seconds(1)).wait;
+  ASSERT_TRUE(wait.has_value());
+  ASSERT_EQ(Pending<MakeChunk>(), 1);
+  const ArenaChunkId chunk = std::get<MakeChunk>(store_->pending.front()).chunk;
+  store_->pending.clear();
+  directory().OnChunkMade(chunk, absl::ResourceExhaustedError("injected"), now());
+  store_->Collect();
+  ASSERT_TRUE(store_->answers.contains(*wait));
+  EXPECT_TRUE(store_->answers[*wait].blocks.empty());
+  EXPECT_EQ(Refused(Counters(kNvme), Refusal::kNoRoom), 2);
+}
+
 TEST_F(BlockDirectoryTest, DeadlineAnswersWithWhatIsThereAndWhatComesLaterStays) {
   Start(1);
   PutBelow(Path(1, 2));
