@@ -89,7 +89,7 @@ class SealedBackendTest : public testing::Test {
 
   std::string WriteKey(const std::string& tenant, char byte, size_t size = kSecretKeyBytes,
                        mode_t mode = 0600) {
-    const std::string path = absl::StrCat(keys(), "/", tenant, ".key");
+    std::string path = absl::StrCat(keys(), "/", tenant, ".key");
     fs::remove(path);
     std::ofstream(path, std::ios::binary) << std::string(size, byte);
     EXPECT_EQ(::chmod(path.c_str(), mode), 0);

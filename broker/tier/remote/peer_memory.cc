@@ -105,7 +105,7 @@ class PeerMemory::Core : public UcxNode::Handler {
   void Reply(
       Link* link, const RemoteReply& reply, absl::Span<const std::byte> bytes = {},
       UcxNode::Done done = [](const absl::Status&) {});
-  void Refuse(Link* link, const RemoteRequest& request, absl::Status why);
+  void Refuse(Link* link, const RemoteRequest& request, const absl::Status& why);
   // The peer's own block, if it is there.
   Block* FindBlock(Link* link, const RemoteRequest& request);
   void TakeBlock(Link* link, const RemoteRequest& request, const UcxNode::Payload& payload);
@@ -219,7 +219,7 @@ void PeerMemory::Core::Reply(Link* link, const RemoteReply& reply,
   node_->Send(link, EncodeReply(reply), bytes, std::move(done));
 }
 
-void PeerMemory::Core::Refuse(Link* link, const RemoteRequest& request, absl::Status why) {
+void PeerMemory::Core::Refuse(Link* link, const RemoteRequest& request, const absl::Status& why) {
   ++refused_;
   Reply(link, {.id = request.id, .code = why.code(), .text = std::string(why.message())});
 }

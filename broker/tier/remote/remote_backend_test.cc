@@ -116,7 +116,7 @@ class Client {
   RemoteBackend backend_;
 };
 
-PeerProcess StartPeer(std::vector<std::string> arguments = {}) {
+PeerProcess StartPeer(const std::vector<std::string>& arguments = {}) {
   absl::StatusOr<PeerProcess> peer = PeerProcess::Start(arguments);
   if (!peer.ok()) {
     ADD_FAILURE() << peer.status();
@@ -162,11 +162,11 @@ TEST_P(RemoteTransportTest, APeerKilledInMidTransferCostsItsBlocksOnly) {
   }
   std::atomic<int> ended = 0, wrong = 0;
   for (int i = 0; i < kOperations; ++i) {
-    client_.backend().Write(records[i], from[i], [&](absl::StatusOr<TierPlace> result) {
+    client_.backend().Write(records[i], from[i], [&](const absl::StatusOr<TierPlace>& result) {
       wrong += result.ok() || absl::IsUnavailable(result.status()) ? 0 : 1;
       ++ended;
     });
-    client_.backend().Read(kept, *place, absl::MakeSpan(to[i]), [&, i](absl::Status status) {
+    client_.backend().Read(kept, *place, absl::MakeSpan(to[i]), [&, i](const absl::Status& status) {
       const bool good = status.ok() ? to[i] == Content(1, 1 << 20) : absl::IsUnavailable(status);
       wrong += good ? 0 : 1;
       ++ended;
@@ -207,7 +207,7 @@ TEST_P(RemoteTransportTest, APeerThatStandsStillIsGivenUpAndTouchesNothingLater)
     read = std::move(status);
     read_ended.Notify();
   });
-  hasty.backend().Write(other, from, [&](absl::StatusOr<TierPlace> result) {
+  hasty.backend().Write(other, from, [&](const absl::StatusOr<TierPlace>& result) {
     written = result.status();
     write_ended.Notify();
   });
@@ -509,7 +509,7 @@ TEST_F(PeerMemoryTest, RefusesWrongRequests) {
   const BlockRecord record = Record(1);
   RawPeer peer;
   peer.Connect(memory_->address());
-  const auto code = [&](RemoteRequest request, size_t bytes) {
+  const auto code = [&](const RemoteRequest& request, size_t bytes) {
     const auto reply = peer.Ask(request, Content(1, bytes));
     return reply.has_value() ? reply->code : absl::StatusCode::kUnknown;
   };
