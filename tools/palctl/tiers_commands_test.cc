@@ -70,7 +70,7 @@ class TiersCommands : public ::testing::Test {
     std::filesystem::remove_all(folder_);
   }
 
-  int Run(std::vector<std::string> arguments) {
+  int Run(const std::vector<std::string>& arguments) {
     const std::string socket = folder_ + "/operator.sock";
     std::vector<const char*> argv = {"palctl", "--operator", socket.c_str()};
     for (const std::string& argument : arguments) argv.push_back(argument.c_str());

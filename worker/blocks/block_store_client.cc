@@ -48,7 +48,7 @@ void BlockStoreClient::Shutdown() {
 }
 
 template <typename Request, typename Response>
-void BlockStoreClient::Start(SessionPtr session, Request request, absl::Duration timeout,
+void BlockStoreClient::Start(const SessionPtr& session, Request request, absl::Duration timeout,
                              void (*start)(v1::BlockStore::Stub&, grpc::ClientContext*,
                                            const Request*, Response*,
                                            std::function<void(grpc::Status)>),
@@ -60,7 +60,7 @@ void BlockStoreClient::Start(SessionPtr session, Request request, absl::Duration
     Response response;
   };
   auto call = std::make_shared<Call>();
-  call->session = std::move(session);
+  call->session = session;
   call->request = std::move(request);
   *call->request.mutable_session() = call->session->proof;
   call->context.set_deadline(GrpcTimeout(timeout));
@@ -209,6 +209,7 @@ void BlockStoreClient::OnAcquired(Answer answer, const v1::AcquireResponse& resp
 void BlockStoreClient::Settle(Answer answer) {
   std::vector<uint32_t> missing;
   bool waits = false;
+  std::optional<Answer> settled;
   const SessionPtr session = answer.session;
   {
     MutexLock lock(&mu_);
@@ -221,10 +222,14 @@ void BlockStoreClient::Settle(Answer answer) {
         if (mapping_.emplace(chunk, Bytes(0)).second) missing.push_back(chunk);
       }
     }
-    if (waits) unsettled_.push_back(std::move(answer));
+    if (waits) {
+      unsettled_.push_back(std::move(answer));
+    } else {
+      settled = std::move(answer);
+    }
   }
   for (const uint32_t chunk : missing) MapChunk(session, chunk);
-  if (!waits) PassOn(std::move(answer));
+  if (settled.has_value()) PassOn(*std::move(settled));
 }
 
 void BlockStoreClient::PassOn(Answer answer) {

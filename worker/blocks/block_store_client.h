@@ -103,7 +103,7 @@ class BlockStoreClient final : public BlockStore, public ArenaListener {
 
   // Starts a call; `done` hears of its end on any thread, before or after this returns.
   template <typename Request, typename Response>
-  void Start(SessionPtr session, Request request, absl::Duration timeout,
+  void Start(const SessionPtr& session, Request request, absl::Duration timeout,
              void (*start)(palimpsest::v1::BlockStore::Stub&, grpc::ClientContext*, const Request*,
                            Response*, std::function<void(grpc::Status)>),
              std::function<void(const absl::Status&, const Response&)> done);

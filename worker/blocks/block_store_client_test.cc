@@ -61,7 +61,7 @@ class FakeService final : public v1::BlockStore::Service {
     for (int i = held; i < request->chain().keys_size() / 2; ++i) {
       v1::PinnedBlock& block = *response->add_blocks();
       *block.mutable_extent() = Extent(i);
-      block.set_checksum(static_cast<uint64_t>(100 + i));
+      block.set_checksum(100 + static_cast<uint64_t>(i));
     }
     v1::LowerBlocks& lower = *response->add_lower();
     lower.set_blocks(3);
