@@ -145,8 +145,7 @@ void BlockStoreClient::Reserve(StoreCallId call, uint64_t request, BlockChain ch
   Answer answer{.session = session, .call = call, .reserve = true};
   for (const BlockKey& key : chain.keys) answer.blocks.push_back({.key = key});
   Start<v1::ReserveRequest, v1::ReserveResponse>(
-      std::move(session),
-      ReserveMessage(request, chain, options_.block_tokens, options_.block_bytes),
+      session, ReserveMessage(request, chain, options_.block_tokens, options_.block_bytes),
       options_.call_timeout,
       [](auto& stub, auto* context, auto* request, auto* response, auto done) {
         stub.async()->Reserve(context, request, response, std::move(done));
@@ -181,7 +180,7 @@ void BlockStoreClient::Acquire(StoreCallId call, StoreQuery query) {
   const absl::Duration timeout = query.wait + options_.call_timeout;
   const bool timed = query.wait <= absl::ZeroDuration();
   Start<v1::AcquireRequest, v1::AcquireResponse>(
-      std::move(session), AcquireMessage(query, options_.block_tokens), timeout,
+      session, AcquireMessage(query, options_.block_tokens), timeout,
       [](auto& stub, auto* context, auto* request, auto* response, auto done) {
         stub.async()->Acquire(context, request, response, std::move(done));
       },
@@ -443,7 +442,7 @@ void BlockStoreClient::Commit(std::vector<WrittenBlock> blocks) {
   if (places.empty()) return;
   SessionPtr of = session;
   Start<v1::CommitRequest, v1::CommitResponse>(
-      std::move(of), std::move(request), options_.call_timeout,
+      of, std::move(request), options_.call_timeout,
       [](auto& stub, auto* context, auto* request, auto* response, auto done) {
         stub.async()->Commit(context, request, response, std::move(done));
       },
@@ -477,7 +476,7 @@ void BlockStoreClient::EndRequest(const StoreRequestEnd& end) {
   SessionPtr session = this->session();
   if (session == nullptr) return;
   Start<v1::EndRequestRequest, v1::EndRequestResponse>(
-      std::move(session), EndMessage(end), options_.call_timeout,
+      session, EndMessage(end), options_.call_timeout,
       [](auto& stub, auto* context, auto* request, auto* response, auto done) {
         stub.async()->EndRequest(context, request, response, std::move(done));
       },
@@ -500,7 +499,7 @@ void BlockStoreClient::SetRecompute(double first_seconds, double per_position_se
   request.set_first_seconds(first_seconds);
   request.set_per_position_seconds(per_position_seconds);
   Start<v1::SetRecomputeRequest, v1::SetRecomputeResponse>(
-      std::move(session), std::move(request), options_.call_timeout,
+      session, std::move(request), options_.call_timeout,
       [](auto& stub, auto* context, auto* request, auto* response, auto done) {
         stub.async()->SetRecompute(context, request, response, std::move(done));
       },
