@@ -133,6 +133,9 @@ absl::Status UcxNode::Impl::Init(const std::string& transports) {
   status = ucp_config_modify(config, "TLS", transports.c_str());
   // A process that was just restarted listens where it did before.
   if (status == UCS_OK) status = ucp_config_modify(config, "CM_REUSEADDR", "y");
+  // Whoever puts into a peer over TCP is aborted by an assertion of UCX 1.13 when the peer dies
+  // (tcp_ep.c, PUT_TX_WAITING_ACK); messages are not.
+  if (status == UCS_OK) status = ucp_config_modify(config, "PUT_ENABLE", "n");
   ucp_params_t params{};
   params.field_mask = UCP_PARAM_FIELD_FEATURES;
   params.features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP;
