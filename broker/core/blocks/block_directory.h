@@ -185,8 +185,7 @@ struct Trimmed {
 struct BlockHint {
   enum class Kind : uint8_t {
     // Those in T1 stay there, the first ones first, up to `budget` bytes and retain_share. After
-    // each
-    // half_life the last half of what is left of them is as others again, after `until` or
+    // each half_life the last half of what is left of them is as others again, after `until` or
     // longest_retention all.
     kRetain,
     // Those in T1 that nobody uses go to a lower tier, as if there were no room.

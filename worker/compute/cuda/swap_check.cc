@@ -188,7 +188,7 @@ void MeasureShape(CheckReport& report, const CudaContextPtr& context, int device
                                             scattered ? ".scattered" : ".neighbours");
       report.Inform(what, rate, "GB/s", absl::StrCat(bytes.ToString(), ", ", count, " blocks"));
       report.Measure(what + ".share", rate / (in ? link_in : link_out), "of the link",
-                     CheckReport::Limit::kAtLeast, 0.8);
+                     CheckReport::Limit::kAtLeast, 0.85);
     }
   }
   // Both directions at once, on disjoint blocks.
