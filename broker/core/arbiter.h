@@ -114,7 +114,8 @@ struct ArbiterOptions {
   absl::Duration min_residence = absl::Seconds(2);
   double residence_restores = 5.0;
   // KV prefetch (above `needed`) leaves the parameters of a tenant alone that was active this
-  // recently.
+  // recently. Not so for a turn's holder with sequences that wait: under temporal sharing those of
+  // others are not used before their turns, and are copied back sooner than sequences wait.
   absl::Duration prefetch_grace = absl::Seconds(5);
   // A worker that has not reported for this long is silent: what it said last no longer counts, and
   // nothing more is begun for it. Workers report every second.

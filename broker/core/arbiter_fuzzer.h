@@ -182,7 +182,7 @@ class ArbiterFuzzer {
       case 9:
       case 10: {
         const uint32_t used = Below(kv + 1);
-        node_.Report(worker, Below(2) == 0, used, kv - used);
+        node_.Report(worker, Below(2) == 0, used, kv - used, Below(3));
         return;
       }
       case 11:

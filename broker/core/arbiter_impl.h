@@ -221,6 +221,9 @@ class Arbiter::Impl {
   SendGrant& PendingGrant(Session& session, SlabRole role, MoveReason reason, uint32_t count,
                           absl::Time now);
   // Somebody wants more than there is: wakes up when a victim's protection ends.
+  // KV of a turn's holder with which each of those who wait for turns still has room for its image
+  // when its turn comes, beside the KV that others keep.
+  uint32_t RoomBesideImages(const Session& holder) const;
   void WatchVictims(const Session& requester, bool prefetch, absl::Time now);
   std::vector<Session*> ActivationOrder() const;
   uint32_t ActivationClaims() const;

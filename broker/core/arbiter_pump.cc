@@ -295,6 +295,12 @@ void Arbiter::Impl::RevokeForKv(KvDemand& demand, KvPass pass, uint32_t need, ui
       return;
     }
   }
+  const bool admits = prefetch && options_.sharing == Sharing::kTemporal &&
+                      session.load.waiting_sequences > 0;
+  if (admits) {
+    const uint32_t room = RoomBesideImages(session);
+    need = std::min(need, room - std::min(room, session.kv_after_revokes() + demand.promised));
+  }
   if (prefetch) {
     need =
         std::min(need, options_.kv_step_slabs - std::min(options_.kv_step_slabs, demand.promised));
@@ -305,7 +311,8 @@ void Arbiter::Impl::RevokeForKv(KvDemand& demand, KvPass pass, uint32_t need, ui
       .need = need,
       .floor_gap = pass == KvPass::kFloor ? need : 0,
       .prefetch = prefetch,
-      .spare_active_after = prefetch ? now - options_.prefetch_grace : absl::InfiniteFuture()};
+      .spare_active_after =
+          prefetch && !admits ? now - options_.prefetch_grace : absl::InfiniteFuture()};
   const SupplyPlan plan = PlanFor(request, now);
   StartRevokes(plan, MoveReason::kKvDemand, now);
   LogPlan(request, plan, true, MoveReason::kKvDemand, now);
@@ -314,6 +321,19 @@ void Arbiter::Impl::RevokeForKv(KvDemand& demand, KvPass pass, uint32_t need, ui
   if (plan.slabs >= need) return;
   demand.unmet = true;
   WatchVictims(session, prefetch, now);
+}
+
+uint32_t Arbiter::Impl::RoomBesideImages(const Session& holder) const {
+  uint64_t kept = 0;
+  for (const Tenant& tenant : tenants_) kept += tenant.config.workspace_slabs;
+  uint32_t largest_image = 0;
+  for (const Session* session : list_) {
+    if (session == &holder) continue;
+    kept += session->kv_after_revokes() - session->SurplusKv(0.0);
+    if (session->load.active) largest_image = std::max(largest_image, session->image_slabs());
+  }
+  kept += largest_image;
+  return static_cast<uint32_t>(options_.pool_slabs - std::min<uint64_t>(options_.pool_slabs, kept));
 }
 
 void Arbiter::Impl::WatchVictims(const Session& requester, bool prefetch, absl::Time now) {

@@ -75,6 +75,30 @@ TEST_F(ArbiterTurnsTest, ParametersOfWhoHasNoTurnGiveWayToTheHoldersKv) {
   EXPECT_EQ(parameters(0), 20u);
 }
 
+TEST_F(ArbiterTurnsTest, SequencesThatWaitGetParametersOfWhoHadATurnJustNow) {
+  for (const bool sequences_wait : {false, true}) {
+    Start(Temporal(60), {Tenant("a", 0, 0), Tenant("b", 0, 0)});
+    BringIdle(0);
+    BringIdle(1);
+    node().Report(worker(1), true, 0, 0);
+    node().Settle();
+    node().Report(worker(0), true, 0, 0, /*waiting=*/sequences_wait ? 9 : 0);
+    Quantum();
+    node().Settle();
+    ASSERT_TRUE(status(0).has_turn);
+    node().SetKvTarget(worker(0), 60, 0);
+    for (int i = 0; i < 3; ++i) node().Settle();
+    EXPECT_EQ(kv(0), sequences_wait ? 40u : 20u) << "all but room for the next one's parameters";
+    EXPECT_EQ(parameters(1), sequences_wait ? 0u : 20u);
+    if (sequences_wait) node().Activate(worker(1));
+    Quantum();
+    node().Settle();
+    ASSERT_TRUE(status(1).has_turn);
+    EXPECT_EQ(parameters(1), 20u);
+    EXPECT_EQ(kv(0), sequences_wait ? 40u : 20u) << "nothing that is in use had to go";
+  }
+}
+
 TEST_F(ArbiterTurnsTest, NextIsRestoredWhileTheHolderRuns) {
   Start(Temporal(46), {Tenant("a", 0, 0), Tenant("b", 0, 0), Tenant("idle", 0, 0)});
   BringIdle(2);

@@ -119,8 +119,10 @@ void SimulatedNode::SetKvTarget(SimulatedWorker& worker, uint32_t target, uint32
   Drain();
 }
 
-void SimulatedNode::Report(SimulatedWorker& worker, bool active, uint32_t used, uint32_t idle) {
+void SimulatedNode::Report(SimulatedWorker& worker, bool active, uint32_t used, uint32_t idle,
+                           uint32_t waiting) {
   worker.load = SessionLoad{.active = active,
+                            .waiting_sequences = waiting,
                             .kv_slabs_used = used,
                             .kv_slabs_cached = idle,
                             .decode_step = absl::Milliseconds(20),
@@ -349,7 +351,8 @@ void SimulatedNode::Settle() {
         AnswerRevoke(worker);
         moved = true;
       }
-      while (worker.connected && !worker.killed && !worker.rotations.empty()) {
+      // One a round: each may ask for another.
+      if (worker.connected && !worker.killed && !worker.rotations.empty()) {
         FinishRotation(worker);
         moved = true;
       }

@@ -94,7 +94,8 @@ class SimulatedNode {
   absl::Status Reattach(SimulatedWorker& worker);
   void Activate(SimulatedWorker& worker, ActivateReason reason = ActivateReason::kRequest);
   void SetKvTarget(SimulatedWorker& worker, uint32_t target, uint32_t needed);
-  void Report(SimulatedWorker& worker, bool active, uint32_t used, uint32_t idle);
+  void Report(SimulatedWorker& worker, bool active, uint32_t used, uint32_t idle,
+              uint32_t waiting = 0);
   void MapGrant(SimulatedWorker& worker, absl::Duration restore = absl::Milliseconds(10));
   // Gives up the first slabs held; `spare` fewer than asked, against the rules if it holds them.
   void AnswerRevoke(SimulatedWorker& worker, uint32_t spare = 0);
