@@ -295,8 +295,8 @@ void Arbiter::Impl::RevokeForKv(KvDemand& demand, KvPass pass, uint32_t need, ui
       return;
     }
   }
-  const bool admits = prefetch && options_.sharing == Sharing::kTemporal &&
-                      session.load.waiting_sequences > 0;
+  const bool admits =
+      prefetch && options_.sharing == Sharing::kTemporal && session.load.waiting_sequences > 0;
   if (admits) {
     const uint32_t room = RoomBesideImages(session);
     need = std::min(need, room - std::min(room, session.kv_after_revokes() + demand.promised));
@@ -306,13 +306,13 @@ void Arbiter::Impl::RevokeForKv(KvDemand& demand, KvPass pass, uint32_t need, ui
         std::min(need, options_.kv_step_slabs - std::min(options_.kv_step_slabs, demand.promised));
     if (need == 0) return;
   }
-  const SupplyRequest request{
-      .requester = &session,
-      .need = need,
-      .floor_gap = pass == KvPass::kFloor ? need : 0,
-      .prefetch = prefetch,
-      .spare_active_after =
-          prefetch && !admits ? now - options_.prefetch_grace : absl::InfiniteFuture()};
+  const SupplyRequest request{.requester = &session,
+                              .need = need,
+                              .floor_gap = pass == KvPass::kFloor ? need : 0,
+                              .prefetch = prefetch,
+                              .spare_active_after = prefetch && !admits
+                                                        ? now - options_.prefetch_grace
+                                                        : absl::InfiniteFuture()};
   const SupplyPlan plan = PlanFor(request, now);
   StartRevokes(plan, MoveReason::kKvDemand, now);
   LogPlan(request, plan, true, MoveReason::kKvDemand, now);
