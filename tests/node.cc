@@ -403,6 +403,8 @@ Generation Node::Generate(const Request& request) {
   context.set_deadline(GrpcTimeout(request.deadline));
   palimpsest::v1::GenerateRequest message;
   message.set_text(request.text);
+  message.set_conversation_id(request.conversation);
+  *message.mutable_hints() = request.hints;
   message.mutable_sampling()->set_max_tokens(request.max_tokens);
   message.mutable_sampling()->set_temperature(request.temperature);
   message.mutable_sampling()->set_seed(request.seed);

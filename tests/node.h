@@ -126,6 +126,8 @@ class Node {
     float temperature = 0;
     uint64_t seed = 1;
     absl::Duration deadline = absl::Seconds(60);
+    std::string conversation;
+    palimpsest::v1::RequestHints hints;
     // Called after each message; false cancels the call.
     std::function<bool(const Generation&)> on_message;
   };

@@ -17,6 +17,9 @@ constexpr std::pair<v1::Tier, absl::string_view> kTierNames[] = {{v1::TIER_DRAM,
                                                                  {v1::TIER_REMOTE, "remote"},
                                                                  {v1::TIER_DIRECTORY, "directory"}};
 
+constexpr absl::Duration kYear = absl::Hours(24 * 365);
+constexpr uint32_t kMostPriority = 100;
+
 absl::Status CheckCount(absl::string_view what, int64_t count, int64_t most) {
   if (count >= 1 && count <= most) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(count, " ", what, ", expected 1 to ", most));
@@ -73,6 +76,51 @@ cache::BlockType TypeOf(int type) {
     default:
       return cache::BlockType::kUnknown;
   }
+}
+
+absl::StatusOr<blocks::CacheAction> ParseAction(const v1::CacheAction& action, absl::Time now) {
+  using Kind = blocks::CacheAction::Kind;
+  blocks::CacheAction parsed;
+  switch (action.action_case()) {
+    case v1::CacheAction::kRetain: {
+      const v1::CacheAction::Retain& retain = action.retain();
+      const auto until = CheckedSeconds("retain.seconds", retain.seconds(), kYear);
+      if (!until.ok()) return until.status();
+      const auto half_life =
+          CheckedSeconds("retain.half_life_seconds", retain.half_life_seconds(), kYear);
+      if (!half_life.ok()) return half_life.status();
+      if (retain.priority() > kMostPriority) {
+        return absl::InvalidArgumentError(absl::StrCat("retain.priority is ", retain.priority(),
+                                                       ", expected 0 to ", kMostPriority));
+      }
+      parsed.kind = Kind::kRetain;
+      if (*until > absl::ZeroDuration()) parsed.until = now + *until;
+      if (*half_life > absl::ZeroDuration()) parsed.half_life = *half_life;
+      constexpr uint64_t kMost = std::numeric_limits<int64_t>::max();
+      if (retain.budget_bytes() > 0) {
+        parsed.budget = Bytes(static_cast<int64_t>(std::min(retain.budget_bytes(), kMost)));
+      }
+      parsed.priority = retain.priority();
+      return parsed;
+    }
+    case v1::CacheAction::kDemote:
+      parsed.kind = Kind::kDemote;
+      return parsed;
+    case v1::CacheAction::kPrefetch: {
+      const auto until = CheckedSeconds("prefetch.seconds", action.prefetch().seconds(), kYear);
+      if (!until.ok()) return until.status();
+      parsed.kind = Kind::kPrefetch;
+      parsed.until = now + *until;
+      return parsed;
+    }
+    case v1::CacheAction::kRelease:
+      parsed.kind = Kind::kRelease;
+      return parsed;
+    case v1::CacheAction::ACTION_NOT_SET:
+      break;
+  }
+  return absl::InvalidArgumentError(
+      "the hint has no action, expected retain, demote, prefetch or release");
 }
 
 }  // namespace
@@ -188,7 +236,8 @@ absl::StatusOr<std::vector<ArenaExtent>> ParseRelease(const v1::ReleaseRequest& 
   return extents;
 }
 
-absl::StatusOr<blocks::RequestEnding> ParseEnding(const v1::EndRequestRequest& request) {
+absl::StatusOr<blocks::RequestEnding> ParseEnding(const v1::EndRequestRequest& request,
+                                                  absl::Time now) {
   blocks::RequestEnding ending;
   ending.request = request.request_id();
   ending.how = request.ending() == v1::REQUEST_ENDING_END_OF_TURN ? cache::Ending::kEndOfTurn
@@ -196,12 +245,21 @@ absl::StatusOr<blocks::RequestEnding> ParseEnding(const v1::EndRequestRequest& r
                                                                   : cache::Ending::kUnknown;
   ending.output_tokens = request.output_tokens();
   if (request.has_expected_idle_seconds()) {
-    const auto idle = CheckedSeconds("expected_idle_seconds", request.expected_idle_seconds(),
-                                     absl::Hours(24 * 365));
+    const auto idle =
+        CheckedSeconds("expected_idle_seconds", request.expected_idle_seconds(), kYear);
     if (!idle.ok()) return idle.status();
     ending.expected_idle = *idle;
   }
   ending.last_turn = request.last_turn();
+  if (request.has_then()) {
+    if (request.then().has_prefetch()) {
+      return absl::InvalidArgumentError(
+          "`then` is a prefetch, which is for later: expected retain, demote or release");
+    }
+    const auto then = ParseAction(request.then(), now);
+    if (!then.ok()) return then.status();
+    ending.then = *then;
+  }
   return ending;
 }
 
@@ -248,48 +306,36 @@ absl::StatusOr<ParsedAcquire> ParseAcquire(const v1::AcquireRequest& request,
 
 absl::StatusOr<ParsedHint> ParseHint(const v1::HintRequest& request, const std::string& tenant,
                                      absl::Time now) {
-  using Kind = blocks::BlockHint::Kind;
   ParsedHint parsed;
-  switch (request.kind()) {
-    case v1::HintRequest::KIND_RETAIN:
-      parsed.hint.kind = Kind::kRetain;
+  const auto action = ParseAction(request.action(), now);
+  if (!action.ok()) return action.status();
+  parsed.hint.action = *action;
+  size_t blocks = 0;
+  switch (request.about_case()) {
+    case v1::HintRequest::kChain: {
+      auto ids = ParseChain(request.chain(), tenant);
+      if (!ids.ok()) return ids.status();
+      parsed.ids = *std::move(ids);
+      blocks = parsed.ids.size();
       break;
-    case v1::HintRequest::KIND_DEMOTE:
-      parsed.hint.kind = Kind::kDemote;
+    }
+    case v1::HintRequest::kConversationId:
+      parsed.hint.conversation = cache::ConversationId(request.conversation_id());
       break;
-    case v1::HintRequest::KIND_PREFETCH:
-      parsed.hint.kind = Kind::kPrefetch;
+    case v1::HintRequest::ABOUT_NOT_SET:
       break;
-    case v1::HintRequest::KIND_RELEASE:
-      parsed.hint.kind = Kind::kRelease;
-      break;
-    default:
-      return absl::InvalidArgumentError(
-          absl::StrCat("a hint of kind ", static_cast<int>(request.kind()),
-                       ", expected KIND_RETAIN, KIND_DEMOTE, KIND_PREFETCH or KIND_RELEASE"));
   }
-  auto ids = ParseChain(request.chain(), tenant);
-  if (!ids.ok()) return ids.status();
-  if (request.first_block() > ids->size()) {
+  if (parsed.ids.empty() && parsed.hint.conversation == cache::ConversationId(0)) {
+    return absl::InvalidArgumentError(
+        "the hint has neither a chain nor a conversation that is not 0");
+  }
+  if (request.first_block() > blocks) {
     return absl::InvalidArgumentError(absl::StrCat("first_block is ", request.first_block(),
-                                                   ", expected at most the chain's ", ids->size()));
+                                                   ", expected at most the chain's ", blocks));
   }
-  constexpr absl::Duration kYear = absl::Hours(24 * 365);
-  const auto until = CheckedSeconds("seconds", request.seconds(), kYear);
-  if (!until.ok()) return until.status();
-  const auto half_life = CheckedSeconds("half_life_seconds", request.half_life_seconds(), kYear);
-  if (!half_life.ok()) return half_life.status();
-  parsed.ids = *std::move(ids);
   parsed.hint.ids = parsed.ids;
-  parsed.hint.first = parsed.hint.kind == Kind::kPrefetch ? 0 : request.first_block();
-  if (parsed.hint.kind == Kind::kPrefetch || *until > absl::ZeroDuration()) {
-    parsed.hint.until = now + *until;
-  }
-  if (*half_life > absl::ZeroDuration()) parsed.hint.half_life = *half_life;
-  constexpr uint64_t kMost = std::numeric_limits<int64_t>::max();
-  if (request.budget_bytes() > 0) {
-    parsed.hint.budget = Bytes(static_cast<int64_t>(std::min(request.budget_bytes(), kMost)));
-  }
+  const bool all = parsed.hint.action.kind == blocks::CacheAction::Kind::kPrefetch;
+  parsed.hint.first = all ? 0 : request.first_block();
   return parsed;
 }
 

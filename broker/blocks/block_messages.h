@@ -31,7 +31,9 @@ absl::StatusOr<std::vector<ArenaLedger::Committed>> ParseCommit(const v1::Commit
 absl::StatusOr<std::vector<BlockKey>> ParseAbort(const v1::AbortRequest& request);
 absl::StatusOr<std::vector<uint32_t>> ParseMapChunks(const v1::MapChunksRequest& request);
 absl::StatusOr<std::vector<ArenaExtent>> ParseRelease(const v1::ReleaseRequest& request);
-absl::StatusOr<blocks::RequestEnding> ParseEnding(const v1::EndRequestRequest& request);
+// `now`: what times count from.
+absl::StatusOr<blocks::RequestEnding> ParseEnding(const v1::EndRequestRequest& request,
+                                                  absl::Time now);
 absl::StatusOr<blocks::RecomputeCost> ParseRecompute(const v1::SetRecomputeRequest& request);
 
 // An Acquire whose spans point into it.
@@ -44,7 +46,7 @@ struct ParsedAcquire {
 absl::StatusOr<ParsedAcquire> ParseAcquire(const v1::AcquireRequest& request,
                                            const std::string& tenant);
 
-// A hint whose span points into it. `now`: what its times count from.
+// A hint whose span points into it.
 struct ParsedHint {
   std::vector<BlockIdentity> ids;
   blocks::BlockHint hint;

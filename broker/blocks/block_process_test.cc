@@ -243,8 +243,10 @@ TEST_F(BlockProcessTest, HintsReachTheTenantsOwnBlocks) {
     context.set_deadline(GrpcTimeout(kPatience));
     return FromGrpcStatus(worker.stub().Hint(&context, hint, &response));
   };
-  EXPECT_THAT(give().message(), HasSubstr("a hint of kind 0"));
-  hint.set_kind(v1::HintRequest::KIND_RELEASE);
+  EXPECT_THAT(give().message(), HasSubstr("no action"));
+  hint.mutable_action()->mutable_retain()->set_priority(101);
+  EXPECT_THAT(give().message(), HasSubstr("priority is 101"));
+  hint.mutable_action()->mutable_release();
   hint.set_first_block(5);
   EXPECT_THAT(give().message(), HasSubstr("at most the chain's 4"));
   hint.set_first_block(2);
@@ -252,6 +254,13 @@ TEST_F(BlockProcessTest, HintsReachTheTenantsOwnBlocks) {
   ASSERT_TRUE(given.ok()) << given;
   EXPECT_EQ(response.blocks(), 2u);
   EXPECT_EQ(worker.Get(1, 4, 1, absl::ZeroDuration()).value_or(9), 2u);
+  hint.clear_chain();
+  EXPECT_THAT(give().message(), HasSubstr("neither a chain nor a conversation"));
+  hint.set_conversation_id(77);
+  EXPECT_THAT(give().message(), HasSubstr("first_block is 2"));
+  hint.set_first_block(0);
+  EXPECT_TRUE(give().ok());
+  EXPECT_EQ(response.blocks(), 0u) << "nobody remembers it";
 }
 
 TEST_F(BlockProcessTest, WithoutTiersTheStoreSaysSo) {

@@ -166,7 +166,7 @@ grpc::ServerUnaryReactor* BlockService::EndRequest(Context* context,
                                                    const v1::EndRequestRequest* request,
                                                    v1::EndRequestResponse*) {
   return Serve(context, *request, [&](const palimpsest::BlockStore::Caller& caller) {
-    const auto ending = ParseEnding(*request);
+    const auto ending = ParseEnding(*request, store_->Now());
     return ending.ok() ? store_->EndRequest(caller, *ending) : ending.status();
   });
 }

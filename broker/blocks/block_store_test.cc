@@ -312,9 +312,9 @@ TEST_F(BlockStoreTest, APrefetchBringsBlocksThatNobodyHasAskedFor) {
   PutBelow(*worker, 1);
   const auto chain = ChainOf("alpha", 1, 0, 4);
   blocks::BlockHint hint;
-  hint.kind = blocks::BlockHint::Kind::kPrefetch;
+  hint.action.kind = blocks::CacheAction::Kind::kPrefetch;
   hint.ids = chain;
-  hint.until = Clock::Real().Now() + absl::Seconds(10);
+  hint.action.until = Clock::Real().Now() + absl::Seconds(10);
   const auto hinted = store_->Hint(worker->caller(), hint);
   ASSERT_TRUE(hinted.ok()) << hinted.status();
   EXPECT_TRUE(Eventually([&] { return Row("dram").prefetched_blocks() == 4; }))

@@ -7,7 +7,8 @@ namespace palimpsest::router {
 size_t LeastOutstanding::Choose(const PlacementRequest&,
                                 absl::Span<const PlacementCandidate> candidates) const {
   const auto cost = [](const PlacementCandidate& c) {
-    return std::make_tuple(c.outstanding, c.load.waiting_sequences,
+    return std::make_tuple(c.outstanding - (c.had_last_turn ? kForgiven : 0), !c.had_last_turn,
+                           c.load.waiting_sequences,
                            -(c.load.kv_blocks_free + c.load.kv_blocks_cached), c.last_chosen,
                            c.worker);
   };

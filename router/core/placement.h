@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "common/ids.h"
@@ -26,6 +27,8 @@ struct PolledLoad {
 
 struct PlacementCandidate {
   WorkerId worker;
+  // It had the last turn of the request's conversation.
+  bool had_last_turn = false;
   // Requests that this router sent to it and that have not finished.
   int32_t outstanding = 0;
   PolledLoad load;
@@ -35,6 +38,8 @@ struct PlacementCandidate {
 
 struct PlacementRequest {
   absl::Span<const TokenId> prompt;
+  // The client's name for the conversation; empty: not known.
+  absl::string_view conversation;
 };
 
 class PlacementPolicy {
@@ -46,11 +51,14 @@ class PlacementPolicy {
                         absl::Span<const PlacementCandidate> candidates) const = 0;
 };
 
-// Fewest outstanding requests first (the router's own count, which is never stale); then the fewest
-// sequences waiting at the worker; then the most KV blocks that are free or hold only reusable
-// content; then the one that was chosen longest ago.
+// Fewest outstanding requests first (the router's own count, which is never stale), of which
+// whoever had the conversation's last turn is forgiven a few: it need not compute the prompt again.
+// Then the fewest sequences waiting at the worker; then the most KV blocks that are free or hold
+// only reusable content; then the one that was chosen longest ago.
 class LeastOutstanding : public PlacementPolicy {
  public:
+  static constexpr int32_t kForgiven = 4;
+
   size_t Choose(const PlacementRequest& request,
                 absl::Span<const PlacementCandidate> candidates) const override;
 };

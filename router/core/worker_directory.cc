@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <optional>
 #include <utility>
 
+#include "absl/hash/hash.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 
@@ -64,18 +66,23 @@ std::vector<WorkerId> WorkerDirectory::TakeGone() {
 absl::StatusOr<WorkerId> WorkerDirectory::Choose(absl::string_view tenant, absl::string_view model,
                                                  const PlacementRequest& request,
                                                  absl::Span<const WorkerId> excluded) {
+  const uint64_t conversation =
+      absl::HashOf(tenant, model, request.conversation);  // of equal ones, one loses its home
+  const std::optional<WorkerId> home =
+      request.conversation.empty() ? std::nullopt : homes_.Find(conversation);
   std::vector<PlacementCandidate> candidates;
   for (const auto& [id, worker] : workers_) {
     if (worker.endpoint.tenant != tenant || worker.endpoint.model != model) continue;
     if (!worker.healthy || worker.draining || worker.leaving) continue;
     if (std::find(excluded.begin(), excluded.end(), id) != excluded.end()) continue;
-    candidates.push_back({id, worker.outstanding, worker.load, worker.last_chosen});
+    candidates.push_back({id, home == id, worker.outstanding, worker.load, worker.last_chosen});
   }
   if (candidates.empty()) return NobodyError(tenant, model);
   const WorkerId chosen = candidates.at(policy_->Choose(request, candidates)).worker;
   Worker& worker = At(chosen);
   ++worker.outstanding;
   worker.last_chosen = ++placements_;
+  if (!request.conversation.empty()) homes_.Set(conversation, chosen);
   return chosen;
 }
 

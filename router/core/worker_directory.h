@@ -22,6 +22,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
+#include "router/core/conversation_homes.h"
 #include "router/core/placement.h"
 
 namespace palimpsest::router {
@@ -73,7 +74,8 @@ class WorkerDirectory {
   // SilentSince.
   std::vector<WorkerId> TakeGone();
 
-  // Chooses a worker outside `excluded` and counts the request as outstanding until Finished.
+  // Chooses a worker outside `excluded` and counts the request as outstanding until Finished. The
+  // next turn of its conversation is offered to that worker.
   // UNAVAILABLE says why nobody can take it.
   absl::StatusOr<WorkerId> Choose(absl::string_view tenant, absl::string_view model,
                                   const PlacementRequest& request,
@@ -105,6 +107,8 @@ class WorkerDirectory {
   size_t size() const { return workers_.size(); }
 
  private:
+  static constexpr size_t kMostConversations = 1 << 16;
+
   struct Target {
     WorkerEndpoint endpoint;
     std::vector<std::string> addresses;
@@ -135,6 +139,7 @@ class WorkerDirectory {
   std::map<WorkerId, Worker> workers_;
   uint32_t next_id_ = 0;
   std::unique_ptr<PlacementPolicy> policy_;
+  ConversationHomes homes_{kMostConversations};
   uint64_t placements_ = 0;
   uint64_t polls_ = 0;
 };

@@ -53,6 +53,24 @@ TEST(WorkerDirectory, RequestsSpreadByOutstandingCount) {
   EXPECT_EQ(chosen, (std::map<uint32_t, int>{{0, 5}, {1, 5}}));
 }
 
+TEST(WorkerDirectory, AConversationStaysWhereItWasUnlessThatIsBusy) {
+  WorkerDirectory directory = Directory();
+  PollAll(directory);
+  const PlacementRequest turn = {.prompt = {}, .conversation = "chat-1"};
+  const WorkerId home = directory.Choose("alpha", "m", turn, {}).value();
+  const WorkerId other(1 - home.value());
+  for (int i = 0; i < LeastOutstanding::kForgiven; ++i) {
+    EXPECT_EQ(directory.Choose("alpha", "m", turn, {}).value(), home) << i;
+  }
+  EXPECT_EQ(directory.Choose("alpha", "m", turn, {}).value(), other) << "five against none";
+  EXPECT_EQ(directory.Choose("alpha", "m", turn, {}).value(), other)
+      << "which has the last turn now";
+  EXPECT_EQ(directory.Choose("alpha", "m", {}, {}).value(), other) << "of no conversation";
+  EXPECT_EQ(directory.Choose("beta", "m", turn, {}).value(), WorkerId(2))
+      << "another tenant's conversation of that name";
+  EXPECT_EQ(directory.Choose("alpha", "m", turn, {other}).value(), home);
+}
+
 TEST(WorkerDirectory, TiesGoToTheFreest) {
   WorkerDirectory directory = Directory();
   Poll(directory, 0, {.load = {.kv_blocks_free = 10, .kv_blocks_cached = 0}});

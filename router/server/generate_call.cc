@@ -39,6 +39,11 @@ class GenerateCall::Attempt final : public grpc::ClientReadReactor<v1::WorkerGen
     request_.mutable_prompt_token_ids()->Add(output.begin(), output.end());
     request_.set_output_offset(static_cast<uint32_t>(output.size()));
     *request_.mutable_sampling() = request.sampling;
+    request_.set_conversation_id(request.conversation_id);
+    request_.mutable_parts()->Add(request.parts.begin(), request.parts.end());
+    *request_.mutable_hints() = request.hints;
+    request_.mutable_tool_call_token_ids()->Add(request.tool_call_tokens.begin(),
+                                                request.tool_call_tokens.end());
     if (call_->deadline_ != absl::InfiniteFuture()) {
       context_.set_deadline(GrpcDeadline(call_->deadline_));
     }
@@ -165,8 +170,9 @@ void GenerateCall::OnAdmitted(TicketId ticket, absl::Status status) {
 }
 
 void GenerateCall::StartAttempt() {
-  const absl::StatusOr<WorkerId> worker = router_.workers.Choose(
-      tenant_, request_.model->name, PlacementRequest{request_.prompt}, tried_);
+  const absl::StatusOr<WorkerId> worker =
+      router_.workers.Choose(tenant_, request_.model->name,
+                             PlacementRequest{request_.prompt, request_.conversation_id}, tried_);
   if (!worker.ok()) {
     return FinishWithError(last_failure_.value_or(Failure{worker.status(), kQueueRetryAfter}));
   }

@@ -3,17 +3,16 @@
 #include <algorithm>
 #include <utility>
 
-#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "common/random.h"
 #include "common/text/utf8.h"
 #include "worker/core/sampling_validation.h"
+#include "worker/server/hint_conversion.h"
 
 namespace palimpsest::router {
 namespace {
 
-constexpr size_t kMaxRequestId = 128;
 constexpr int kMaxMessages = 4096;
 // No token of a known vocabulary is longer, so longer texts cannot fit and are not worth splitting.
 constexpr size_t kMaxBytesPerToken = 256;
@@ -42,28 +41,38 @@ absl::Status CheckSize(size_t bytes, int32_t max_tokens) {
 
 absl::StatusOr<std::string> RequestId(const std::string& given) {
   if (given.empty()) return absl::StrFormat("%016x", RandomSeed());
-  if (given.size() > kMaxRequestId ||
-      !std::all_of(given.begin(), given.end(), absl::ascii_isgraph)) {
-    return absl::InvalidArgumentError(
-        "request_id must be at most 128 printable ASCII characters without spaces");
-  }
+  if (absl::Status status = CheckName("request_id", given); !status.ok()) return status;
   return given;
 }
 
-absl::StatusOr<std::vector<TokenId>> PromptIds(const ServedModel& model,
-                                               const v1::GenerateRequest& request,
-                                               int32_t max_tokens) {
+absl::StatusOr<TokenisedPrompt> PromptOf(const ServedModel& model,
+                                         const v1::GenerateRequest& request, int32_t max_tokens) {
   switch (request.prompt_case()) {
-    case v1::GenerateRequest::kText:
-      return TokeniseText(model, request.text(), max_tokens);
+    case v1::GenerateRequest::kText: {
+      const auto checked = ToPromptParts(request.parts(), request.text().size());
+      if (!checked.ok()) return checked.status();
+      std::vector<TextPart> parts;
+      size_t end = 0;
+      for (const v1::PromptPart& part : request.parts()) {
+        parts.push_back({part.type(), end += part.length()});
+      }
+      return TokeniseText(model, request.text(), max_tokens, parts);
+    }
     case v1::GenerateRequest::kChat:
+      if (!request.parts().empty()) {
+        return absl::InvalidArgumentError(
+            "a chat has no parts: expected the type of each message in it");
+      }
       return TokeniseChat(model, request.chat(), max_tokens);
     case v1::GenerateRequest::kTokens: {
       const auto& ids = request.tokens().ids();
       const absl::Status valid = CheckIds("tokens.ids", absl::MakeConstSpan(ids.data(), ids.size()),
                                           model.folder->vocab_size);
       if (!valid.ok()) return valid;
-      return std::vector<TokenId>(ids.begin(), ids.end());
+      const auto checked = ToPromptParts(request.parts(), static_cast<size_t>(ids.size()));
+      if (!checked.ok()) return checked.status();
+      return TokenisedPrompt{{ids.begin(), ids.end()},
+                             {request.parts().begin(), request.parts().end()}};
     }
     case v1::GenerateRequest::PROMPT_NOT_SET:
       break;
@@ -71,11 +80,33 @@ absl::StatusOr<std::vector<TokenId>> PromptIds(const ServedModel& model,
   return absl::InvalidArgumentError("the request must have a prompt: text, tokens or chat");
 }
 
-absl::StatusOr<std::vector<TokenId>> Encode(const ServedModel& model, const std::string& text,
-                                            const EncodeOptions& options, int32_t max_tokens) {
+absl::StatusOr<TokenisedPrompt> Encode(const ServedModel& model, const std::string& text,
+                                       const EncodeOptions& options, int32_t max_tokens,
+                                       absl::Span<const TextPart> parts) {
   const absl::Status size = CheckSize(text.size(), max_tokens);
   if (!size.ok()) return size;
-  return model.folder->tokenizer->Encode(text, options);
+  const Tokenizer& tokenizer = *model.folder->tokenizer;
+  auto ids = tokenizer.Encode(text, options);
+  if (!ids.ok()) return ids.status();
+  TokenisedPrompt prompt{*std::move(ids), {}};
+  prompt.parts = TokenParts(tokenizer, text, prompt.ids, parts);
+  return prompt;
+}
+
+// The client's markers that are tokens; without any, of a chat, those that are in use.
+std::vector<TokenId> ToolCallTokens(const ServedModel& model, const v1::GenerateRequest& request) {
+  static constexpr absl::string_view kCommon[] = {"<tool_call>", "<|python_tag|>", "[TOOL_CALLS]",
+                                                  "<|tool_calls_section_begin|>",
+                                                  "<｜tool▁calls▁begin｜>"};
+  const auto& given = request.hints().tool_call_markers();
+  std::vector<TokenId> tokens;
+  const auto add = [&](absl::string_view name) {
+    if (const auto id = model.folder->tokenizer->Find(name)) tokens.push_back(*id);
+  };
+  for (const std::string& marker : given) add(marker);
+  if (!given.empty() || !request.has_chat()) return tokens;
+  for (const absl::string_view name : kCommon) add(name);
+  return tokens;
 }
 
 }  // namespace
@@ -101,14 +132,15 @@ absl::Status CheckSampling(const v1::SamplingParams& sampling, int32_t vocab_siz
   return ValidateSampling(fields, vocab_size, /*drawn_seed=*/0).status();
 }
 
-absl::StatusOr<std::vector<TokenId>> TokeniseText(const ServedModel& model, const std::string& text,
-                                                  int32_t max_tokens) {
+absl::StatusOr<TokenisedPrompt> TokeniseText(const ServedModel& model, const std::string& text,
+                                             int32_t max_tokens, absl::Span<const TextPart> parts) {
   if (text.empty()) return absl::InvalidArgumentError("the prompt is empty");
-  return Encode(model, text, {.parse_special = true, .add_special = true}, max_tokens);
+  return Encode(model, text, {.parse_special = true, .add_special = true, .literal = {}},
+                max_tokens, parts);
 }
 
-absl::StatusOr<std::vector<TokenId>> TokeniseChat(const ServedModel& model, const v1::Chat& chat,
-                                                  int32_t max_tokens) {
+absl::StatusOr<TokenisedPrompt> TokeniseChat(const ServedModel& model, const v1::Chat& chat,
+                                             int32_t max_tokens) {
   if (model.folder->chat_template == nullptr) {
     return absl::InvalidArgumentError(absl::StrCat("model '", model.name, "' cannot render chats (",
                                                    model.folder->chat_template_status.message(),
@@ -128,7 +160,8 @@ absl::StatusOr<std::vector<TokenId>> TokeniseChat(const ServedModel& model, cons
   if (!size.ok()) return size;
   absl::StatusOr<ChatPrompt> prompt = model.folder->chat_template->Render(turns);
   if (!prompt.ok()) return prompt.status();
-  return Encode(model, prompt->text, {.literal = prompt->literal}, max_tokens);
+  return Encode(model, prompt->text, {.literal = prompt->literal}, max_tokens,
+                ChatParts(chat, *prompt));
 }
 
 absl::StatusOr<PreparedRequest> PrepareRequest(const ServedModel& model,
@@ -141,12 +174,19 @@ absl::StatusOr<PreparedRequest> PrepareRequest(const ServedModel& model,
   prepared.request_id = *std::move(id);
   const absl::Status sampling = CheckSampling(request.sampling(), model.folder->vocab_size);
   if (!sampling.ok()) return sampling;
+  const absl::Status hints = ToRequestHints(request.hints(), request.conversation_id()).status();
+  if (!hints.ok()) return hints;
   const int32_t max_prompt = max_sequence_tokens - 1;
-  absl::StatusOr<std::vector<TokenId>> prompt = PromptIds(model, request, max_prompt);
+  absl::StatusOr<TokenisedPrompt> prompt = PromptOf(model, request, max_prompt);
   if (!prompt.ok()) return prompt.status();
-  if (prompt->empty()) return absl::InvalidArgumentError("the prompt has no tokens");
-  if (prompt->size() > static_cast<size_t>(max_prompt)) return TooLong(prompt->size(), max_prompt);
-  prepared.prompt = *std::move(prompt);
+  const size_t size = prompt->ids.size();
+  if (size == 0) return absl::InvalidArgumentError("the prompt has no tokens");
+  if (size > static_cast<size_t>(max_prompt)) return TooLong(size, max_prompt);
+  prepared.prompt = std::move(prompt->ids);
+  prepared.parts = std::move(prompt->parts);
+  prepared.conversation_id = request.conversation_id();
+  prepared.hints = request.hints();
+  prepared.tool_call_tokens = ToolCallTokens(model, request);
 
   const auto room =
       static_cast<uint32_t>(max_sequence_tokens) - static_cast<uint32_t>(prepared.prompt.size());

@@ -6,6 +6,7 @@
 
 #include "common/grpc_status.h"
 #include "router/server/generate_call.h"
+#include "router/server/hint_call.h"
 #include "router/server/request_preparation.h"
 
 namespace palimpsest::router {
@@ -28,18 +29,24 @@ grpc::ServerWriteReactor<v1::GenerateResponse>* RouterService::Generate(
   return GenerateCall::Start(router_, context, request);
 }
 
+grpc::ServerUnaryReactor* RouterService::HintConversation(
+    grpc::CallbackServerContext* context, const v1::HintConversationRequest* request,
+    v1::HintConversationResponse* response) {
+  return router::HintConversation(router_, context, *request, *response);
+}
+
 absl::Status RouterService::TokenizeFor(const std::string& tenant,
                                         const v1::TokenizeRequest& request,
                                         v1::TokenizeResponse& response) const {
   const absl::StatusOr<const ServedModel*> model = router_.models.Find(tenant, request.model());
   if (!model.ok()) return model.status();
   const int32_t max_tokens = router_.MaxSequenceTokens(tenant, **model);
-  absl::StatusOr<std::vector<TokenId>> ids =
+  absl::StatusOr<TokenisedPrompt> prompt =
       absl::InvalidArgumentError("the request must have an input: text or chat");
-  if (request.has_text()) ids = TokeniseText(**model, request.text(), max_tokens);
-  if (request.has_chat()) ids = TokeniseChat(**model, request.chat(), max_tokens);
-  if (!ids.ok()) return ids.status();
-  response.mutable_token_ids()->Add(ids->begin(), ids->end());
+  if (request.has_text()) prompt = TokeniseText(**model, request.text(), max_tokens);
+  if (request.has_chat()) prompt = TokeniseChat(**model, request.chat(), max_tokens);
+  if (!prompt.ok()) return prompt.status();
+  response.mutable_token_ids()->Add(prompt->ids.begin(), prompt->ids.end());
   return absl::OkStatus();
 }
 

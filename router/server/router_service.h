@@ -14,6 +14,9 @@ class RouterService final : public v1::Router::CallbackService {
 
   grpc::ServerWriteReactor<v1::GenerateResponse>* Generate(
       grpc::CallbackServerContext* context, const v1::GenerateRequest* request) override;
+  grpc::ServerUnaryReactor* HintConversation(grpc::CallbackServerContext* context,
+                                             const v1::HintConversationRequest* request,
+                                             v1::HintConversationResponse* response) override;
   grpc::ServerUnaryReactor* Tokenize(grpc::CallbackServerContext* context,
                                      const v1::TokenizeRequest* request,
                                      v1::TokenizeResponse* response) override;

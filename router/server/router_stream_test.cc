@@ -88,6 +88,118 @@ TEST_F(RouterStream, ChatsAreRenderedWithTheModelsTemplate) {
   EXPECT_EQ(text, "<user>hi<|end|><assistant>") << "a message must not pose as a control token";
 }
 
+TEST_F(RouterStream, WhatTheClientTellsOfItsCacheReachesTheWorker) {
+  StartRouter();
+  v1::GenerateRequest request;
+  const auto say = [&](const std::string& role, const std::string& content) {
+    v1::ChatMessage* message = request.mutable_chat()->add_messages();
+    message->set_role(role);
+    message->set_content(content);
+    return message;
+  };
+  say("system", "abc");
+  say("user", "hello");
+  say("user", "42")->set_type(v1::BLOCK_TYPE_TOOL_CONTEXT);
+  request.set_conversation_id("chat-1");
+  request.mutable_hints()->set_expected_idle_seconds(8);
+  request.mutable_hints()->add_tool_call_markers("<|end|>");
+  request.mutable_hints()->add_tool_call_markers("no token");
+  grpc::ClientContext context;
+  Authorize(context, kAlphaToken);
+  const auto stream = stub_->Generate(&context, request);
+  ASSERT_TRUE(Eventually([&] { return alpha0_.calls() + alpha1_.calls() == 1; }));
+  FakeWorker& worker = alpha0_.calls() == 1 ? alpha0_ : alpha1_;
+  const std::shared_ptr<FakeStream> call = worker.AwaitCall();
+  const v1::WorkerGenerateRequest& got = call->request();
+  EXPECT_EQ(got.conversation_id(), "chat-1");
+  EXPECT_EQ(got.hints().SerializeAsString(), request.hints().SerializeAsString());
+  EXPECT_THAT(got.tool_call_token_ids(), ElementsAre(kEndToken));
+  // "<system>abc" "<user>hello" "<user>42", then "<assistant>".
+  ASSERT_EQ(got.parts_size(), 3);
+  EXPECT_EQ(got.parts(0).type(), v1::BLOCK_TYPE_SYSTEM_PROMPT);
+  EXPECT_EQ(got.parts(0).length(), 11u);
+  EXPECT_EQ(got.parts(1).type(), v1::BLOCK_TYPE_USER_CONTEXT);
+  EXPECT_EQ(got.parts(1).length(), 11u);
+  EXPECT_EQ(got.parts(2).type(), v1::BLOCK_TYPE_TOOL_CONTEXT);
+  EXPECT_EQ(got.parts(2).length(), 8u);
+  call->Send(LastTokens("x", v1::FINISH_REASON_STOP_TOKEN));
+  call->End(grpc::Status::OK);
+  EXPECT_TRUE(Read(context, *stream).status.ok());
+}
+
+TEST_F(RouterStream, PartsOfATextAreCountedInItsTokens) {
+  StartRouter();
+  v1::GenerateRequest request = Text("\u00e9<|end|>abcd");
+  const auto part = [&](v1::BlockType type, uint32_t bytes) {
+    v1::PromptPart* added = request.add_parts();
+    added->set_type(type);
+    added->set_length(bytes);
+  };
+  part(v1::BLOCK_TYPE_SYSTEM_PROMPT, 2);
+  part(v1::BLOCK_TYPE_USER_CONTEXT, 9);
+  grpc::ClientContext context;
+  Authorize(context, kAlphaToken);
+  const auto stream = stub_->Generate(&context, request);
+  ASSERT_TRUE(Eventually([&] { return alpha0_.calls() + alpha1_.calls() == 1; }));
+  const auto call = (alpha0_.calls() == 1 ? alpha0_ : alpha1_).AwaitCall();
+  // Two bytes, each a token; one token of seven bytes and two letters; two letters.
+  EXPECT_EQ(call->request().prompt_token_ids_size(), 7);
+  ASSERT_EQ(call->request().parts_size(), 2);
+  EXPECT_EQ(call->request().parts(0).length(), 2u);
+  EXPECT_EQ(call->request().parts(1).length(), 3u);
+  call->Send(LastTokens("x", v1::FINISH_REASON_STOP_TOKEN));
+  call->End(grpc::Status::OK);
+  EXPECT_TRUE(Read(context, *stream).status.ok());
+}
+
+TEST_F(RouterStream, HintsThatAreNoneAreRefused) {
+  StartRouter();
+  v1::GenerateRequest request = Text("abc");
+  request.set_conversation_id("a b");
+  ExpectInvalid(request, "conversation_id must be");
+  request.set_conversation_id("a");
+  request.add_parts()->set_length(4);
+  ExpectInvalid(request, "no end behind the prompt's 3");
+  request.clear_parts();
+  request.mutable_hints()->mutable_then()->mutable_prefetch();
+  ExpectInvalid(request, "hints.then is a prefetch");
+  request.clear_hints();
+  request.mutable_chat()->add_messages()->set_role("user");
+  request.add_parts()->set_length(1);
+  ExpectInvalid(request, "a chat has no parts");
+}
+
+TEST_F(RouterStream, AConversationsHintGoesToAllItsWorkers) {
+  StartRouter();
+  alpha0_.SetBlocksOfHints(3);
+  alpha1_.SetBlocksOfHints(4);
+  v1::HintConversationRequest request;
+  v1::HintConversationResponse response;
+  const auto hint = [&](const std::string& token = kAlphaToken) {
+    grpc::ClientContext context;
+    Authorize(context, token);
+    return stub_->HintConversation(&context, request, &response);
+  };
+  EXPECT_EQ(hint().error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  request.set_model("m");
+  request.set_conversation_id("chat-1");
+  EXPECT_THAT(hint().error_message(), HasSubstr("no action"));
+  request.mutable_action()->mutable_prefetch()->set_seconds(2);
+  ASSERT_TRUE(hint().ok());
+  EXPECT_EQ(response.blocks(), 7u);
+  for (const FakeWorker* worker : {&alpha0_, &alpha1_}) {
+    EXPECT_EQ(worker->last_hint().conversation_id(), "chat-1");
+    EXPECT_EQ(worker->last_hint().action().prefetch().seconds(), 2);
+  }
+  EXPECT_FALSE(beta0_.last_hint().has_action()) << "another tenant's";
+  alpha0_.SetBlocksOfHints(std::nullopt);
+  ASSERT_TRUE(hint().ok()) << "one that has no tiers";
+  EXPECT_EQ(response.blocks(), 4u);
+  alpha1_.SetBlocksOfHints(std::nullopt);
+  EXPECT_EQ(hint().error_code(), grpc::StatusCode::FAILED_PRECONDITION);
+  EXPECT_EQ(hint("nobody's").error_code(), grpc::StatusCode::UNAUTHENTICATED);
+}
+
 TEST_F(RouterStream, CharactersAreWholeAlthoughTokensAreNot) {
   Answer({Tokens("a\xC3"), Tokens("\xA9 \xF0\x9F"), Tokens("\x98\x80"),
           LastTokens("\xE2\x82", v1::FINISH_REASON_LENGTH)});

@@ -288,6 +288,17 @@ std::shared_ptr<v1::Worker::Stub> WorkerPool::stub(WorkerId worker) const {
   return connections_.at(worker).stub;
 }
 
+std::vector<std::shared_ptr<v1::Worker::Stub>> WorkerPool::HealthyStubs(
+    absl::string_view tenant, absl::string_view model) const {
+  std::vector<std::shared_ptr<v1::Worker::Stub>> stubs;
+  MutexLock lock(&mutex_);
+  for (const WorkerView& worker : directory_.ListTenant(tenant)) {
+    if (worker.endpoint.model != model || !worker.healthy) continue;
+    stubs.push_back(connections_.at(worker.id).stub);
+  }
+  return stubs;
+}
+
 absl::StatusOr<WorkerId> WorkerPool::Choose(absl::string_view tenant, absl::string_view model,
                                             const PlacementRequest& request,
                                             absl::Span<const WorkerId> excluded) {

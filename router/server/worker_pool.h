@@ -75,6 +75,10 @@ class WorkerPool {
   // Of a worker that has a request.
   std::shared_ptr<v1::Worker::Stub> stub(WorkerId worker) const;
 
+  // Of the model's workers that are healthy, draining or not.
+  std::vector<std::shared_ptr<v1::Worker::Stub>> HealthyStubs(absl::string_view tenant,
+                                                              absl::string_view model) const;
+
   // Adds the router's credentials.
   void Authorize(grpc::ClientContext& context) const;
 

@@ -53,6 +53,16 @@ struct RemapOptions {
 };
 int RunRemap(const Node& node, const RemapOptions& options, const Terminal& terminal);
 
+// What is to become of blocks; cache_hints.proto has what the fields mean.
+struct CacheActionOptions {
+  std::string kind;  // "retain", "demote", "prefetch", "release"
+  double seconds = 0;
+  double half_life = 0;  // seconds
+  std::string budget;    // a size; empty: no limit
+  uint32_t priority = 0;
+};
+absl::StatusOr<v1::CacheAction> ToCacheAction(const CacheActionOptions& options);
+
 struct GenerateOptions {
   std::string tenant;  // empty: the only one with a token
   std::string model;
@@ -69,12 +79,25 @@ struct GenerateOptions {
   std::vector<std::string> stop;
   bool ignore_eos = false;
   std::optional<uint32_t> logprobs;
+  std::string conversation;             // empty: none
+  std::optional<double> expected_idle;  // seconds
+  bool last_turn = false;
+  std::string then;  // CacheActionOptions::kind; empty: nothing
+  std::vector<std::string> tool_call_markers;
   bool json = false;
   bool stream = false;  // with json: a line {"delta"} for each piece of text
   int concurrency = 1;
   absl::Duration timeout = absl::Minutes(10);
 };
 int RunGenerate(const Node& node, const GenerateOptions& options, const Terminal& terminal);
+
+struct HintOptions {
+  std::string tenant;  // empty: the only one with a token
+  std::string model;
+  std::string conversation;
+  CacheActionOptions action;
+};
+int RunHint(const Node& node, const HintOptions& options, const Terminal& terminal);
 
 struct TokenizeOptions {
   std::string tenant;

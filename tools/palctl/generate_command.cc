@@ -68,6 +68,16 @@ json AnswerJson(const std::string& tenant, const std::string& prompt, const Answ
   return record;
 }
 
+// Requires a `then` that is an action, or empty.
+void FillHints(const GenerateOptions& options, v1::GenerateRequest& request) {
+  request.set_conversation_id(options.conversation);
+  v1::RequestHints& hints = *request.mutable_hints();
+  if (options.expected_idle) hints.set_expected_idle_seconds(*options.expected_idle);
+  hints.set_last_turn(options.last_turn);
+  if (!options.then.empty()) *hints.mutable_then() = *ToCacheAction({.kind = options.then});
+  for (const std::string& marker : options.tool_call_markers) hints.add_tool_call_markers(marker);
+}
+
 v1::GenerateRequest MakeRequest(const GenerateOptions& options, const std::string& prompt) {
   v1::GenerateRequest request;
   request.set_model(options.model);
@@ -89,6 +99,7 @@ v1::GenerateRequest MakeRequest(const GenerateOptions& options, const std::strin
   if (options.logprobs) sampling->set_logprobs(*options.logprobs);
   sampling->set_ignore_eos(options.ignore_eos);
   for (const std::string& stop : options.stop) sampling->add_stop(stop);
+  FillHints(options, request);
   return request;
 }
 

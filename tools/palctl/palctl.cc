@@ -8,6 +8,7 @@
 #include "common/file.h"
 #include "common/kv_format.h"
 #include "tools/palctl/bench_shapes.h"
+#include "tools/palctl/cache_options.h"
 #include "tools/palctl/commands.h"
 #include "tools/palctl/tier_names.h"
 #include "tools/replay/client_hints.h"
@@ -55,6 +56,7 @@ struct CommandLine {
   bool raw = false;
   double generate_seconds = 600;
   TokenizeOptions tokenize;
+  HintOptions hint;
   DrainOptions drain;
   double drain_seconds = 60;
   DoctorOptions doctor;
@@ -123,6 +125,7 @@ void AddGenerate(CLI::App& app, CommandLine& line) {
   generate->add_flag("--ignore-eos", options.ignore_eos, "go on after the end-of-sequence token");
   generate->add_option("--logprobs", options.logprobs,
                        "print log-probabilities, with this many alternatives");
+  AddRequestHints(*generate, options);
   generate->add_flag("--json", options.json,
                      "one line of JSON per answer: tenant, prompt, text, token_ids, finish_reason, "
                      "usage, request_id, ttft_seconds, seconds");
@@ -437,6 +440,7 @@ int RunCommand(const CLI::App& app, CommandLine& line, const Node& node, const T
   if (app.got_subcommand("remap")) return RunRemap(node, line.remap, terminal);
   if (app.got_subcommand("top")) return RunTop(node, line.top, terminal);
   if (app.got_subcommand("generate")) return RunGenerate(node, line.generate, terminal);
+  if (app.got_subcommand("hint")) return RunHint(node, line.hint, terminal);
   if (app.got_subcommand("tokenize")) return RunTokenize(node, line.tokenize, terminal);
   if (app.got_subcommand("doctor")) return RunDoctor(node, line.doctor, terminal);
   if (app.got_subcommand("limit")) return RunLimit(node, line.limit, terminal);
@@ -469,6 +473,7 @@ int RunPalctl(int argc, const char* const* argv, const Terminal& terminal) {
   AddStatus(app, line);
   AddRemap(app, line.remap);
   AddGenerate(app, line);
+  AddHint(app, line.hint);
   AddPlan(app, line.plan);
   AddReplay(app, line.replay);
   AddTiers(app, line);

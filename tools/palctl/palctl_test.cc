@@ -127,6 +127,16 @@ class FakeRouter : public v1::Router::Service {
     return grpc::Status::OK;
   }
 
+  grpc::Status HintConversation(grpc::ServerContext* context,
+                                const v1::HintConversationRequest* request,
+                                v1::HintConversationResponse* response) override {
+    if (!IsAlpha(*context)) return Refused();
+    MutexLock lock(&mutex_);
+    hint_ = *request;
+    response->set_blocks(7);
+    return grpc::Status::OK;
+  }
+
   grpc::Status DrainTenant(grpc::ServerContext* context, const v1::DrainTenantRequest*,
                            v1::DrainTenantResponse* response) override {
     if (!IsAlpha(*context)) return Refused();
@@ -137,6 +147,11 @@ class FakeRouter : public v1::Router::Service {
   v1::GenerateRequest last_request() const {
     MutexLock lock(&mutex_);
     return last_;
+  }
+
+  v1::HintConversationRequest last_hint() const {
+    MutexLock lock(&mutex_);
+    return hint_;
   }
 
   uint32_t remaining = 0;
@@ -152,6 +167,7 @@ class FakeRouter : public v1::Router::Service {
 
   mutable Mutex mutex_;
   v1::GenerateRequest last_ ABSL_GUARDED_BY(mutex_);
+  v1::HintConversationRequest hint_ ABSL_GUARDED_BY(mutex_);
 };
 
 class Palctl : public ::testing::Test {
@@ -307,6 +323,34 @@ TEST_F(Palctl, GenerateStreamsPlainText) {
   EXPECT_EQ(request.sampling().seed(), 7u);
   EXPECT_EQ(request.sampling().stop(0), "END");
   EXPECT_FALSE(request.sampling().has_top_p());
+}
+
+TEST_F(Palctl, HintsOfRequestsAndOfConversationsThatIdle) {
+  ASSERT_EQ(Run({"generate", "--tenant", "alpha", "--conversation", "chat-1", "--expected-idle",
+                 "8", "--then", "demote", "--tool-call", "<tool_call>", "hello"}),
+            kDone)
+      << err_;
+  v1::GenerateRequest request = router_.last_request();
+  EXPECT_EQ(request.conversation_id(), "chat-1");
+  EXPECT_EQ(request.hints().expected_idle_seconds(), 8);
+  EXPECT_TRUE(request.hints().then().has_demote());
+  EXPECT_EQ(request.hints().tool_call_markers(0), "<tool_call>");
+  EXPECT_EQ(Run({"generate", "--tenant", "alpha", "--expected-idle", "8", "--last-turn", "x"}),
+            kUsage);
+  ASSERT_EQ(Run({"hint", "retain", "--tenant", "alpha", "--conversation", "chat-1", "--seconds",
+                 "60", "--half-life", "20", "--bytes", "1 MiB", "--priority", "5"}),
+            kDone)
+      << err_;
+  EXPECT_EQ(out_, "7 blocks of conversation chat-1\n");
+  const v1::CacheAction::Retain retain = router_.last_hint().action().retain();
+  EXPECT_EQ(retain.seconds(), 60);
+  EXPECT_EQ(retain.half_life_seconds(), 20);
+  EXPECT_EQ(retain.budget_bytes(), 1u << 20);
+  EXPECT_EQ(retain.priority(), 5u);
+  ASSERT_EQ(Run({"hint", "prefetch", "--tenant", "alpha", "--conversation", "c"}), kDone) << err_;
+  EXPECT_TRUE(router_.last_hint().action().has_prefetch());
+  EXPECT_EQ(Run({"hint", "forget", "--tenant", "alpha", "--conversation", "c"}), kUsage);
+  EXPECT_EQ(Run({"hint", "demote", "--tenant", "alpha"}), kUsage);
 }
 
 TEST_F(Palctl, GenerateAsJsonStreamsDeltasThenTheRecord) {

@@ -440,14 +440,21 @@ void BlockStoreClient::Commit(std::vector<WrittenBlock> blocks) {
     SetKey(block.key, *abort.add_keys());
   });
   if (places.empty()) return;
+  uint64_t number;
+  {
+    MutexLock lock(&mu_);
+    number = ++last_commit_;
+    commits_.insert(number);
+  }
   SessionPtr of = session;
   Start<v1::CommitRequest, v1::CommitResponse>(
       of, std::move(request), options_.call_timeout,
       [](auto& stub, auto* context, auto* request, auto* response, auto done) {
         stub.async()->Commit(context, request, response, std::move(done));
       },
-      [this, session = std::move(session), places = std::move(places), abort = std::move(abort)](
-          const absl::Status& status, const v1::CommitResponse&) {
+      [this, number, session = std::move(session), places = std::move(places),
+       abort = std::move(abort)](const absl::Status& status, const v1::CommitResponse&) {
+        OnCommitted(number);
         if (status.ok()) return Drop({.places = places});
         // What was committed all the same stays so.
         Log(LogLevel::kWarning, "blocks could not be committed", {{"status", status}});
@@ -473,14 +480,61 @@ std::pair<BlockStoreClient::SessionPtr, std::vector<uint64_t>> BlockStoreClient:
 }
 
 void BlockStoreClient::EndRequest(const StoreRequestEnd& end) {
-  SessionPtr session = this->session();
+  SessionPtr session;
+  {
+    MutexLock lock(&mu_);
+    session = session_;
+    if (session == nullptr) return;
+    if (!commits_.empty()) {
+      ends_.emplace_back(last_commit_, end);
+      return;
+    }
+  }
+  SendEnd(session, end);
+}
+
+void BlockStoreClient::OnCommitted(uint64_t commit) {
+  std::vector<StoreRequestEnd> due;
+  SessionPtr session;
+  {
+    MutexLock lock(&mu_);
+    commits_.erase(commit);
+    session = session_;
+    std::erase_if(ends_, [&](const auto& waiting) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+      if (!commits_.empty() && *commits_.begin() <= waiting.first) return false;
+      due.push_back(waiting.second);
+      return true;
+    });
+  }
   if (session == nullptr) return;
+  for (const StoreRequestEnd& end : due) SendEnd(session, end);
+}
+
+void BlockStoreClient::SendEnd(const SessionPtr& session, const StoreRequestEnd& end) {
   Start<v1::EndRequestRequest, v1::EndRequestResponse>(
       session, EndMessage(end), options_.call_timeout,
       [](auto& stub, auto* context, auto* request, auto* response, auto done) {
         stub.async()->EndRequest(context, request, response, std::move(done));
       },
       [](const absl::Status&, const v1::EndRequestResponse&) {});
+}
+
+void BlockStoreClient::Hint(uint64_t conversation, const CacheAction& action,
+                            std::function<void(absl::StatusOr<uint64_t>)> done) {
+  const SessionPtr session = this->session();
+  if (session == nullptr) return done(NoStore());
+  v1::HintRequest request;
+  request.set_conversation_id(conversation);
+  SetAction(action, *request.mutable_action());
+  Start<v1::HintRequest, v1::HintResponse>(
+      session, std::move(request), options_.call_timeout,
+      [](auto& stub, auto* context, auto* request, auto* response, auto answered) {
+        stub.async()->Hint(context, request, response, std::move(answered));
+      },
+      [done = std::move(done)](const absl::Status& status, const v1::HintResponse& response) {
+        if (status.ok()) return done(response.blocks());
+        done(status);
+      });
 }
 
 void BlockStoreClient::SetRecompute(double first_seconds, double per_position_seconds) {
@@ -545,6 +599,8 @@ void BlockStoreClient::OnSessionLost(uint64_t epoch) {
     map_.Reset(gone);
     mapping_.clear();
     unwanted_.clear();
+    commits_.clear();
+    ends_.clear();
     lost = std::exchange(unsettled_, {});
     events_.push_back(StoreLost{});
   }

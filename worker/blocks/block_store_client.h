@@ -27,6 +27,7 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/container/btree_set.h"
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
 #include "absl/time/time.h"
@@ -35,11 +36,12 @@
 #include "proto/palimpsest/v1/block_store.grpc.pb.h"
 #include "worker/blocks/arena_map.h"
 #include "worker/core/block_store.h"
+#include "worker/core/conversation_hints.h"
 #include "worker/memory/arena_link.h"
 
 namespace palimpsest {
 
-class BlockStoreClient final : public BlockStore, public ArenaListener {
+class BlockStoreClient final : public BlockStore, public ConversationHints, public ArenaListener {
  public:
   struct Options {
     // gRPC target of the broker.
@@ -70,6 +72,10 @@ class BlockStoreClient final : public BlockStore, public ArenaListener {
   void SetRecompute(double first_seconds, double per_position_seconds) override;
   std::vector<StoreEvent> TakeEvents() override;
   void SetWakeup(std::function<void()> wakeup) override;
+
+  // Unavailable where the store is not.
+  void Hint(uint64_t conversation, const CacheAction& action,
+            std::function<void(absl::StatusOr<uint64_t>)> done) override;
 
   void OnSession(const ArenaSession& session) override;
   void OnSessionLost(uint64_t epoch) override;
@@ -126,6 +132,9 @@ class BlockStoreClient final : public BlockStore, public ArenaListener {
   // The chunk was mapped, or will not be: what waits for it goes on.
   void OnMapped(uint64_t epoch, uint32_t chunk, std::optional<Mapping> mapping);
 
+  void OnCommitted(uint64_t commit);
+  void SendEnd(const SessionPtr& session, const StoreRequestEnd& end);
+
   struct Given {
     std::vector<uint64_t> places;
     std::vector<uint32_t> chunks;
@@ -155,6 +164,11 @@ class BlockStoreClient final : public BlockStore, public ArenaListener {
   absl::flat_hash_map<uint32_t, Bytes> mapping_ ABSL_GUARDED_BY(mu_);  // with their sizes, if known
   absl::flat_hash_set<uint32_t> unwanted_ ABSL_GUARDED_BY(mu_);        // of those
   std::vector<Answer> unsettled_ ABSL_GUARDED_BY(mu_);
+  // The session's commits under way, by number, and the ends of requests that wait for those up to
+  // one: calls may overtake each other.
+  uint64_t last_commit_ ABSL_GUARDED_BY(mu_) = 0;
+  absl::btree_set<uint64_t> commits_ ABSL_GUARDED_BY(mu_);
+  std::vector<std::pair<uint64_t, StoreRequestEnd>> ends_ ABSL_GUARDED_BY(mu_);
   std::vector<StoreEvent> events_ ABSL_GUARDED_BY(mu_);
   std::function<void()> wakeup_ ABSL_GUARDED_BY(mu_);
   int waking_ ABSL_GUARDED_BY(mu_) = 0;  // threads that call it

@@ -78,7 +78,18 @@ class FakeService final : public v1::BlockStore::Service {
   }
   grpc::Status Commit(grpc::ServerContext*, const v1::CommitRequest* request,
                       v1::CommitResponse*) override {
-    return Note("commit", request->blocks_size());
+    MutexLock lock(&mu_);
+    while (holding_commits_) changed_.Wait(&mu_);
+    told_.push_back({"commit", request->blocks_size()});
+    changed_.SignalAll();
+    return grpc::Status::OK;
+  }
+  grpc::Status Hint(grpc::ServerContext*, const v1::HintRequest* request,
+                    v1::HintResponse* response) override {
+    MutexLock lock(&mu_);
+    hint_ = *request;
+    response->set_blocks(12);
+    return grpc::Status::OK;
   }
   grpc::Status Abort(grpc::ServerContext*, const v1::AbortRequest* request,
                      v1::AbortResponse*) override {
@@ -94,7 +105,11 @@ class FakeService final : public v1::BlockStore::Service {
   }
   grpc::Status EndRequest(grpc::ServerContext*, const v1::EndRequestRequest* request,
                           v1::EndRequestResponse*) override {
-    return Note("end", static_cast<int>(request->request_id()));
+    MutexLock lock(&mu_);
+    end_ = *request;
+    told_.push_back({"end", static_cast<int>(request->request_id())});
+    changed_.SignalAll();
+    return grpc::Status::OK;
   }
 
   using Told = std::pair<std::string, int>;
@@ -114,6 +129,14 @@ class FakeService final : public v1::BlockStore::Service {
     MutexLock lock(&mu_);
     return acquire_;
   }
+  v1::EndRequestRequest end() {
+    MutexLock lock(&mu_);
+    return end_;
+  }
+  v1::HintRequest hint() {
+    MutexLock lock(&mu_);
+    return hint_;
+  }
   v1::ReserveRequest reserve() {
     MutexLock lock(&mu_);
     return reserve_;
@@ -124,6 +147,7 @@ class FakeService final : public v1::BlockStore::Service {
   bool hanging_ = false;
   bool refusing_ = false;
   bool holding_releases_ = false;
+  bool holding_commits_ = false;
 
  private:
   v1::BlockExtent Extent(int index) {
@@ -145,6 +169,8 @@ class FakeService final : public v1::BlockStore::Service {
   std::vector<Told> told_;
   v1::AcquireRequest acquire_;
   v1::ReserveRequest reserve_;
+  v1::EndRequestRequest end_;
+  v1::HintRequest hint_;
   std::atomic<uint64_t> length_ = kBlock;
   std::atomic<uint64_t> offset_ = 0;
 };
@@ -299,6 +325,74 @@ TEST_F(BlockStoreClientTest, StoresAndFindsBlocksInMappedMemory) {
   EXPECT_THAT(told, ::testing::UnorderedElementsAre(std::pair("commit", 2), std::pair("release", 1),
                                                     std::pair("end", 9)));
   EXPECT_GT(client_->answer_seconds(), 0);
+}
+
+TEST_F(BlockStoreClientTest, WhatClientsTellReachesTheBroker) {
+  client_->Acquire(StoreCallId(1), {.chain = Chain(2),
+                                    .request = 9,
+                                    .conversation = 5,
+                                    .types = {BlockType::kSystemPrompt, BlockType::kToolContext}});
+  Await<AcquireAnswer>();
+  EXPECT_EQ(service_.acquire().conversation_id(), 5u);
+  EXPECT_THAT(service_.acquire().types(),
+              ::testing::ElementsAre(v1::BLOCK_TYPE_SYSTEM_PROMPT, v1::BLOCK_TYPE_TOOL_CONTEXT));
+  StoreRequestEnd end{.request = 9, .how = StoreRequestEnd::How::kToolCall};
+  end.expected_idle = absl::Seconds(8);
+  end.then = CacheAction{.kind = CacheAction::Kind::kRetain,
+                         .time = absl::Seconds(60),
+                         .half_life = absl::Seconds(20),
+                         .budget_bytes = 4096,
+                         .priority = 7};
+  client_->EndRequest(end);
+  ASSERT_THAT(service_.AwaitTold(1), SizeIs(1));
+  EXPECT_EQ(service_.end().ending(), v1::REQUEST_ENDING_TOOL_CALL);
+  EXPECT_EQ(service_.end().expected_idle_seconds(), 8);
+  EXPECT_EQ(service_.end().then().retain().seconds(), 60);
+  EXPECT_EQ(service_.end().then().retain().half_life_seconds(), 20);
+  EXPECT_EQ(service_.end().then().retain().budget_bytes(), 4096u);
+  EXPECT_EQ(service_.end().then().retain().priority(), 7u);
+
+  absl::StatusOr<uint64_t> hinted;
+  const auto hint = [&] {
+    Notification answered;
+    client_->Hint(5, {.kind = CacheAction::Kind::kPrefetch, .time = absl::Seconds(2)},
+                  [&](absl::StatusOr<uint64_t> blocks) {
+                    hinted = std::move(blocks);
+                    answered.Notify();
+                  });
+    answered.WaitForNotification();
+  };
+  hint();
+  EXPECT_EQ(*hinted, 12u);
+  EXPECT_EQ(service_.hint().conversation_id(), 5u);
+  EXPECT_EQ(service_.hint().action().prefetch().seconds(), 2);
+  EXPECT_EQ(service_.hint().session().session_id(), 5u);
+  client_->OnSessionLost(1);
+  hint();
+  EXPECT_TRUE(absl::IsUnavailable(hinted.status())) << hinted.status();
+}
+
+TEST_F(BlockStoreClientTest, EndOfARequestIsNotHeardBeforeItsCommits) {
+  service_.Set(&FakeService::holding_commits_, true);
+  client_->Reserve(StoreCallId(1), 9, Chain(3));
+  const auto reserved = Await<ReserveAnswer>();
+  client_->Commit({{{3, 0}, reserved.blocks[0].place, 100}});
+  client_->EndRequest({.request = 9});
+  client_->Commit(
+      {{{3, 1}, reserved.blocks[1].place, 101}, {{3, 2}, reserved.blocks[2].place, 102}});
+  client_->EndRequest({.request = 10});
+  // Calls of another kind pass meanwhile, so this one would have.
+  EXPECT_THAT(Acquire(1).blocks, SizeIs(1));
+  EXPECT_THAT(service_.AwaitTold(0), SizeIs(0));
+  service_.Set(&FakeService::holding_commits_, false);
+  const auto told = service_.AwaitTold(4);
+  ASSERT_THAT(told, SizeIs(4));
+  const auto at = [&](const std::string& what, int count) {
+    return std::find(told.begin(), told.end(), std::pair(what, count)) - told.begin();
+  };
+  EXPECT_LT(at("commit", 1), at("end", 9));
+  EXPECT_LT(at("commit", 1), at("end", 10));
+  EXPECT_LT(at("commit", 2), at("end", 10));
 }
 
 TEST_F(BlockStoreClientTest, BrokerWithoutTiersIsNotAvailable) {

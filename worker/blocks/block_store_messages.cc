@@ -27,6 +27,22 @@ void SetChain(const BlockChain& chain, int32_t block_tokens, v1::BlockChain& mes
   message.mutable_tokens()->Add(chain.tokens.begin(), end);
 }
 
+v1::BlockType ToProto(BlockType type) {
+  switch (type) {
+    case BlockType::kUnknown:
+      return v1::BLOCK_TYPE_UNSPECIFIED;
+    case BlockType::kSystemPrompt:
+      return v1::BLOCK_TYPE_SYSTEM_PROMPT;
+    case BlockType::kToolContext:
+      return v1::BLOCK_TYPE_TOOL_CONTEXT;
+    case BlockType::kUserContext:
+      return v1::BLOCK_TYPE_USER_CONTEXT;
+    case BlockType::kReasoning:
+      return v1::BLOCK_TYPE_REASONING;
+  }
+  return v1::BLOCK_TYPE_UNSPECIFIED;
+}
+
 }  // namespace
 
 void SetKey(const BlockKey& key, v1::BlockKey& message) {
@@ -59,6 +75,10 @@ v1::AcquireRequest AcquireMessage(const StoreQuery& query, int32_t block_tokens)
   message.set_held_blocks(
       static_cast<uint32_t>(std::min<size_t>(static_cast<size_t>(query.held), kMaxBlocks)));
   message.set_request_id(query.request);
+  message.set_conversation_id(query.conversation);
+  for (size_t i = 0; i < std::min(query.types.size(), kMaxBlocks); ++i) {
+    message.add_types(ToProto(query.types[i]));
+  }
   message.set_input_tokens(static_cast<uint32_t>(query.input_tokens));
   if (query.wait > absl::ZeroDuration()) {
     message.set_promote(true);
@@ -70,9 +90,39 @@ v1::AcquireRequest AcquireMessage(const StoreQuery& query, int32_t block_tokens)
 v1::EndRequestRequest EndMessage(const StoreRequestEnd& end) {
   v1::EndRequestRequest message;
   message.set_request_id(end.request);
-  if (end.end_of_turn) message.set_ending(v1::REQUEST_ENDING_END_OF_TURN);
+  using How = StoreRequestEnd::How;
+  message.set_ending(end.how == How::kEndOfTurn  ? v1::REQUEST_ENDING_END_OF_TURN
+                     : end.how == How::kToolCall ? v1::REQUEST_ENDING_TOOL_CALL
+                                                 : v1::REQUEST_ENDING_UNSPECIFIED);
   message.set_output_tokens(static_cast<uint32_t>(std::max(end.output_tokens, 0)));
+  if (end.expected_idle.has_value()) {
+    message.set_expected_idle_seconds(absl::ToDoubleSeconds(*end.expected_idle));
+  }
+  message.set_last_turn(end.last_turn);
+  if (end.then.has_value()) SetAction(*end.then, *message.mutable_then());
   return message;
+}
+
+void SetAction(const CacheAction& action, v1::CacheAction& message) {
+  switch (action.kind) {
+    case CacheAction::Kind::kRetain: {
+      v1::CacheAction::Retain& retain = *message.mutable_retain();
+      retain.set_seconds(absl::ToDoubleSeconds(action.time));
+      retain.set_half_life_seconds(absl::ToDoubleSeconds(action.half_life));
+      retain.set_budget_bytes(action.budget_bytes);
+      retain.set_priority(action.priority);
+      return;
+    }
+    case CacheAction::Kind::kDemote:
+      message.mutable_demote();
+      return;
+    case CacheAction::Kind::kPrefetch:
+      message.mutable_prefetch()->set_seconds(absl::ToDoubleSeconds(action.time));
+      return;
+    case CacheAction::Kind::kRelease:
+      message.mutable_release();
+      return;
+  }
 }
 
 ReservedBlock::Result ResultOf(v1::ReservedBlock::Result result) {

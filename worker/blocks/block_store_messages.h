@@ -24,6 +24,7 @@ v1::ReserveRequest ReserveMessage(uint64_t request, const BlockChain& chain, int
 // Blocks behind the most that a call may name are left out.
 v1::AcquireRequest AcquireMessage(const StoreQuery& query, int32_t block_tokens);
 v1::EndRequestRequest EndMessage(const StoreRequestEnd& end);
+void SetAction(const CacheAction& action, v1::CacheAction& message);
 
 ReservedBlock::Result ResultOf(v1::ReservedBlock::Result result);
 std::vector<LowerBlocks> LowerOf(const v1::AcquireResponse& response);

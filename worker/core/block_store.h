@@ -15,6 +15,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <variant>
 #include <vector>
 
@@ -23,6 +24,7 @@
 #include "common/block_key.h"
 #include "common/ids.h"
 #include "common/strong_int.h"
+#include "worker/core/request_hints.h"
 
 namespace palimpsest {
 
@@ -78,15 +80,27 @@ struct StoreQuery {
   int32_t held = 0;
   // The same for all queries of one request, not 0.
   uint64_t request = 0;
+  uint64_t conversation = 0;     // 0: not known
+  std::vector<BlockType> types;  // of the chain's first blocks, as far as known
   int32_t input_tokens = 0;
   // How long to wait for blocks that come up from lower tiers; zero: none are brought up.
   absl::Duration wait;
 };
 
 struct StoreRequestEnd {
+  enum class How : uint8_t {
+    kUnknown,
+    kEndOfTurn,  // the model was done
+    kToolCall,   // it wants the answer of a tool
+  };
   uint64_t request = 0;
-  bool end_of_turn = false;  // the model was done
+  uint64_t conversation = 0;  // as in its queries
+  How how = How::kUnknown;
   int32_t output_tokens = 0;
+  // The client's hints.
+  std::optional<absl::Duration> expected_idle;
+  bool last_turn = false;
+  std::optional<CacheAction> then;
 };
 
 struct ReserveAnswer {
@@ -128,7 +142,8 @@ class BlockStore {
 
   virtual void Acquire(StoreCallId call, StoreQuery query) = 0;
   virtual void Release(std::vector<StorePlace> places) = 0;
-  // Nothing is asked or held for this request any more.
+  // Nothing is asked or held for this request any more. What was committed before is there when the
+  // store hears of it.
   virtual void EndRequest(const StoreRequestEnd& end) = 0;
   // What computing the block at position p of a sequence takes: first + p * per_position seconds.
   virtual void SetRecompute(double first_seconds, double per_position_seconds) = 0;

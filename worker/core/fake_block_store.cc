@@ -26,6 +26,7 @@ void FakeBlockStore::Acquire(StoreCallId call, StoreQuery query) {
   open_requests_.insert(query.request);
   PALIMPSEST_CHECK(query.chain.tokens.size() == query.chain.keys.size() * options_.block_tokens);
   PALIMPSEST_CHECK(query.held >= 0 && query.held <= static_cast<int>(query.chain.keys.size()));
+  last_query_ = query;
   calls_.push_back({call, std::move(query)});
 }
 

@@ -63,6 +63,7 @@ class FakeBlockStore final : public BlockStore {
   size_t open_requests() const { return open_requests_.size(); }
   size_t blocks() const { return blocks_.size(); }
   int64_t queries() const { return queries_; }
+  const StoreQuery& last_query() const { return last_query_; }
   int64_t lies() const { return lies_; }
   const std::vector<StoreRequestEnd>& ended_requests() const { return ended_requests_; }
 
@@ -111,6 +112,7 @@ class FakeBlockStore final : public BlockStore {
   std::vector<StoreRequestEnd> ended_requests_;
   std::set<uint64_t> open_requests_;
   int64_t queries_ = 0;
+  StoreQuery last_query_;
   int64_t lies_ = 0;
 };
 

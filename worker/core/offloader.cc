@@ -19,7 +19,14 @@ void Offloader::Forget(PrefixCache::Node* node, uint32_t era) {
 void Offloader::DropOldest() {
   ++counters_.dropped;
   Forget(queue_.front().node, era_);
+  Close(queue_.front().request);
   queue_.pop_front();
+}
+
+void Offloader::Close(uint64_t request) {
+  const auto open = open_.find(request);
+  PALIMPSEST_CHECK(open != open_.end());
+  if (--open->second == 0) open_.erase(open);
 }
 
 void Offloader::Offer(PrefixCache::Node* last, uint64_t request) {
@@ -32,6 +39,7 @@ void Offloader::Offer(PrefixCache::Node* last, uint64_t request) {
     (*node)->set_offered(era_);
     blocks_->Pin(*node);
     queue_.push_back({*node, request});
+    ++open_[request];
   }
   while (static_cast<int32_t>(queue_.size()) > limits_.queued_blocks) DropOldest();
 }
@@ -80,7 +88,7 @@ std::vector<SwapMove> Offloader::OnReserved(const ReserveAnswer& answer, SwapId 
   counters_.failed += !answer.status.ok();
   std::vector<SwapMove> moves;
   std::vector<WrittenBlock> unused;
-  Copy copy{.era = batch.era};
+  Copy copy{.era = batch.era, .request = batch.request};
   for (size_t i = 0; i < std::max(batch.nodes.size(), answer.blocks.size()); ++i) {
     const ReservedBlock block = i < answer.blocks.size() ? answer.blocks[i] : ReservedBlock();
     const bool reserved = block.result == ReservedBlock::Result::kReserved;
@@ -105,7 +113,9 @@ std::vector<SwapMove> Offloader::OnReserved(const ReserveAnswer& answer, SwapId 
       copy.nodes.push_back(node);
       copy.held.push_back(node->block());
       copy.written.push_back({node->key(), block.place});
+      continue;
     }
+    Close(batch.request);
   }
   if (!unused.empty()) store_->Abort(std::move(unused));
   if (moves.empty()) return moves;
@@ -132,6 +142,7 @@ void Offloader::OnCopied(const SwapEnded& ended) {
     } else {
       Forget(copy.nodes[i], copy.era);
     }
+    Close(copy.request);
   }
   if (good) {
     counters_.stored += static_cast<int64_t>(copy.written.size());

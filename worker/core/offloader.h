@@ -63,6 +63,9 @@ class Offloader {
   std::vector<SwapMove> OnReserved(const ReserveAnswer& answer, SwapId transfer);
   void OnCopied(const SwapEnded& ended);
 
+  // Blocks that were offered for this request have not come to an end yet.
+  bool Busy(uint64_t request) const { return open_.contains(request); }
+
   // Nothing counts as stored any more.
   void ForgetStored();
 
@@ -83,6 +86,7 @@ class Offloader {
   };
   struct Copy {
     uint32_t era = 0;
+    uint64_t request = 0;
     std::vector<PrefixCache::Node*> nodes;  // pinned
     std::vector<BlockId> held;
     std::vector<WrittenBlock> written;
@@ -92,6 +96,8 @@ class Offloader {
   // Unpins it, and lets it be offered again.
   void Forget(PrefixCache::Node* node, uint32_t era);
   void DropOldest();
+  // One of its blocks has come to an end.
+  void Close(uint64_t request);
   // The next blocks of one chain, as many as may be copied now.
   Batch NextBatch();
 
@@ -104,6 +110,7 @@ class Offloader {
   std::optional<Batch> batch_;  // being reserved
   absl::flat_hash_map<SwapId, Copy> copies_;
   int32_t copying_blocks_ = 0;
+  absl::flat_hash_map<uint64_t, int32_t> open_;  // blocks on their way, by request
   Counters counters_;
 };
 

@@ -53,8 +53,9 @@ absl::StatusOr<SequenceId> Scheduler::Add(SequenceRequest request) {
   waiting_.push_back(&sequence);
   // Tokens that another worker made count for stop strings, and the last one may have been the end.
   if (sequence.output_begin < sequence.size()) {
-    for (int32_t i = sequence.output_begin; i + 1 < sequence.size(); ++i) {
-      MatchStops(sequence, sequence.tokens[i]);
+    for (int32_t i = sequence.output_begin; i < sequence.size(); ++i) {
+      WatchForToolCall(sequence, sequence.tokens[i]);
+      if (i + 1 < sequence.size()) MatchStops(sequence, sequence.tokens[i]);
     }
     SequenceOutput output{.id = id};
     if (FinishIfDone(sequence, output)) outputs_.push_back(std::move(output));
@@ -275,6 +276,7 @@ void Scheduler::AppendToken(Sequence& sequence, SampledToken token) {
   sequence.tokens.push_back(token.token);
   ++sequence.usage.output_tokens;
   ++counters_.generated_tokens;
+  WatchForToolCall(sequence, token.token);
   SequenceOutput output{.id = sequence.id, .token = std::move(token)};
   FinishIfDone(sequence, output);
   outputs_.push_back(std::move(output));
@@ -299,8 +301,21 @@ bool Scheduler::FinishIfDone(Sequence& sequence, SequenceOutput& output) {
     return false;
   }
   output.usage = sequence.usage;
-  Remove(sequence, /*end_of_turn=*/output.finish != FinishReason::kLength);
+  using How = StoreRequestEnd::How;
+  Remove(sequence, output.finish == FinishReason::kLength ? How::kUnknown
+                   : sequence.calls_tool                  ? How::kToolCall
+                                                          : How::kEndOfTurn);
   return true;
+}
+
+void Scheduler::WatchForToolCall(Sequence& sequence, TokenId token) const {
+  const RequestHints& hints = sequence.hints;
+  if (std::find(hints.tool_call_tokens.begin(), hints.tool_call_tokens.end(), token) !=
+          hints.tool_call_tokens.end() ||
+      (!hints.tool_call_texts.empty() &&
+       sequence.tool_call_texts.Push(token_bytes_->BytesOf(token)).has_value())) {
+    sequence.calls_tool = true;
+  }
 }
 
 // Feeds one token of the output to the stop matcher. If a stop string is complete: how many bytes
@@ -314,9 +329,9 @@ std::optional<int32_t> Scheduler::MatchStops(Sequence& sequence, TokenId token) 
 }
 
 // Takes the sequence out of everything but `running_`; Sweep does the rest, for many at once.
-void Scheduler::Remove(Sequence& sequence, bool end_of_turn) {
+void Scheduler::Remove(Sequence& sequence, StoreRequestEnd::How how) {
   DropSlots(sequence);
-  LeaveStore(sequence, end_of_turn);
+  LeaveStore(sequence, how);
   ReleaseBlocks(sequence);
   if (!sequence.running) waiting_.erase(std::find(waiting_.begin(), waiting_.end(), &sequence));
   sequence.removed = true;

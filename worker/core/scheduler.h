@@ -216,8 +216,10 @@ class Scheduler {
   void Plan(Sequence& sequence, int32_t tokens);
   void AppendToken(Sequence& sequence, SampledToken token);
   std::optional<int32_t> MatchStops(Sequence& sequence, TokenId token);
+  // A token of the output: whether that calls a tool.
+  void WatchForToolCall(Sequence& sequence, TokenId token) const;
   bool FinishIfDone(Sequence& sequence, SequenceOutput& output);
-  void Remove(Sequence& sequence, bool end_of_turn = false);
+  void Remove(Sequence& sequence, StoreRequestEnd::How how = StoreRequestEnd::How::kUnknown);
   void Sweep();
   void CheckFlights() const;
 
@@ -273,14 +275,17 @@ class Scheduler {
   // Blocks of `match` and fresh ones that the pinned ones are copied to.
   void Load(Sequence& sequence, const BlockManager::Match& match);
   void FinishLoad(const Transfer& transfer, const SwapEnded& ended);
-  void FinishOffload(const SwapEnded& ended);
   // Keeps the first so many blocks; no step in flight writes behind them.
   void CutBack(Sequence& sequence, int32_t blocks);
   void Offer(Sequence& sequence);
   // It has ended: offers what it leaves, gives back what it holds.
-  void LeaveStore(Sequence& sequence, bool end_of_turn);
+  void LeaveStore(Sequence& sequence, StoreRequestEnd::How how);
   // Tells the store of the end of requests for which nothing is asked or copied any more.
   void EndStoreRequests();
+  // An answer is awaited or blocks are loaded for the request.
+  bool IsCopiedFor(const StoreRequestEnd& end) const;
+  // A request of the conversation begins: the store is to hear of its last one's end first.
+  void EndStoreRequestsOf(uint64_t conversation);
   int32_t OffloadedHeld() const { return offloader_.has_value() ? offloader_->held_blocks() : 0; }
 
   // scheduler_memory.cc: blocks and slabs.

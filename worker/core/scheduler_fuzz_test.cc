@@ -405,7 +405,9 @@ class Simulation {
     }
     while (scheduler_.in_flight() > 0) Wait();
     EndTransfers();
-    for (int i = 0; has_store_ && (store_.waiting_calls() > 0 || i < 2); ++i) {
+    // Requests end when what they leave is stored.
+    const auto open = [this] { return store_.waiting_calls() + store_.open_requests(); };
+    for (int i = 0; has_store_ && (open() > 0 || i < 2); ++i) {
       ASSERT_LT(i, 1000);
       store_.AnswerAll();
       PollStore();

@@ -46,10 +46,14 @@ void Scheduler::Ask(Sequence& sequence) {
 
 void Scheduler::Query(Sequence& sequence, int32_t held, absl::Duration wait) {
   const size_t blocks = (sequence.size() - 1) / config_.geometry.block_tokens;
+  const RequestHints& hints = sequence.hints;
   StoreQuery query{.held = held,
                    .request = sequence.id.value(),
+                   .conversation = hints.conversation,
+                   .types = BlockTypes(hints.parts, config_.geometry.block_tokens, blocks),
                    .input_tokens = sequence.prompt_size,
                    .wait = wait};
+  if (!sequence.known_to_store) EndStoreRequestsOf(hints.conversation);
   query.chain.parent = config_.root_key;
   query.chain.keys.assign(sequence.keys.begin(), sequence.keys.begin() + blocks);
   query.chain.tokens.assign(sequence.tokens.begin(),
@@ -68,6 +72,7 @@ bool Scheduler::PollStore() {
     std::visit([this](const auto& e) { OnStoreEvent(e); }, event);
   }
   if (offloader_->Pump(StoreCallId(next_store_call_))) ++next_store_call_;
+  EndStoreRequests();
   return !events.empty();
 }
 
@@ -238,29 +243,44 @@ void Scheduler::Offer(Sequence& sequence) {
   offloader_->Offer(sequence.chain, sequence.id.value());
 }
 
-void Scheduler::LeaveStore(Sequence& sequence, bool end_of_turn) {
+void Scheduler::LeaveStore(Sequence& sequence, StoreRequestEnd::How how) {
   Offer(sequence);
   ReleasePinned(sequence, 0);
   if (!sequence.known_to_store) return;
   ended_requests_.push_back({.request = sequence.id.value(),
-                             .end_of_turn = end_of_turn,
-                             .output_tokens = sequence.size() - sequence.output_begin});
+                             .conversation = sequence.hints.conversation,
+                             .how = how,
+                             .output_tokens = sequence.size() - sequence.output_begin,
+                             .expected_idle = sequence.hints.expected_idle,
+                             .last_turn = sequence.hints.last_turn,
+                             .then = sequence.hints.then});
   EndStoreRequests();
 }
 
 void Scheduler::EndStoreRequests() {
   std::erase_if(ended_requests_, [this](const StoreRequestEnd& end) {
-    const SequenceId id(end.request);
-    const bool asked = std::any_of(asking_.begin(), asking_.end(),
-                                   [id](const auto& call) { return call.second == id; });
-    const bool copied =
-        std::any_of(transfers_.begin(), transfers_.end(), [id](const Transfer& transfer) {
-          return transfer.kind == Transfer::Kind::kLoad && transfer.sequence == id;
-        });
-    if (asked || copied) return false;
+    // What the request leaves belongs to it only as long as it has not ended.
+    if (IsCopiedFor(end) || (store_->available() && offloader_->Busy(end.request))) return false;
     store_->EndRequest(end);
     return true;
   });
+}
+
+void Scheduler::EndStoreRequestsOf(uint64_t conversation) {
+  std::erase_if(ended_requests_, [&](const StoreRequestEnd& end) {
+    if (conversation == 0 || end.conversation != conversation || IsCopiedFor(end)) return false;
+    store_->EndRequest(end);
+    return true;
+  });
+}
+
+bool Scheduler::IsCopiedFor(const StoreRequestEnd& end) const {
+  const SequenceId id(end.request);
+  return std::any_of(asking_.begin(), asking_.end(),
+                     [id](const auto& call) { return call.second == id; }) ||
+         std::any_of(transfers_.begin(), transfers_.end(), [id](const Transfer& transfer) {
+           return transfer.kind == Transfer::Kind::kLoad && transfer.sequence == id;
+         });
 }
 
 }  // namespace palimpsest

@@ -176,9 +176,70 @@ TEST_F(SchedulerStoreTest, LaterTurnFindsTheAnswerOfTheOneBefore) {
   Step();
   Settle();
   EXPECT_THAT(Step(), ElementsAre(20));
+  Settle();
   ASSERT_EQ(store_.ended_requests().size(), 2u);
-  EXPECT_FALSE(store_.ended_requests()[0].end_of_turn);
+  EXPECT_EQ(store_.ended_requests()[0].how, StoreRequestEnd::How::kUnknown);
   EXPECT_EQ(store_.ended_requests()[0].output_tokens, 8);
+}
+
+TEST_F(SchedulerStoreTest, StoreHearsWhatTheClientTells) {
+  SequenceRequest request;
+  request.prompt = Tokens(14);
+  request.params.max_tokens = 6;
+  request.params.stop_token_ids = {77};
+  request.hints.conversation = 9;
+  request.hints.parts = {{BlockType::kSystemPrompt, 5}, {BlockType::kUserContext, 3}};
+  request.hints.expected_idle = absl::Seconds(8);
+  request.hints.then = CacheAction{.kind = CacheAction::Kind::kDemote};
+  request.hints.tool_call_tokens = {55};
+  scheduler_.Add(request).value();
+  Ask();
+  EXPECT_EQ(store_.last_query().conversation, 9u);
+  EXPECT_THAT(store_.last_query().types,
+              ElementsAre(BlockType::kSystemPrompt, BlockType::kUserContext));
+  for (const TokenId token : {5, 55, 5, 77}) Step(token);
+  EXPECT_TRUE(scheduler_.idle());
+  EXPECT_THAT(store_.ended_requests(), IsEmpty()) << "its blocks are not stored yet";
+  Settle();
+  ASSERT_EQ(store_.ended_requests().size(), 1u);
+  const StoreRequestEnd& end = store_.ended_requests()[0];
+  EXPECT_EQ(scheduler_.offload_counters().stored, 4);
+  EXPECT_EQ(end.how, StoreRequestEnd::How::kToolCall);
+  EXPECT_EQ(end.expected_idle, absl::Seconds(8));
+  EXPECT_FALSE(end.last_turn);
+  EXPECT_EQ(end.then->kind, CacheAction::Kind::kDemote);
+
+  // Another one without such a token, whose text (a byte each) calls no tool either.
+  request.hints = {};
+  request.hints.last_turn = true;
+  request.hints.tool_call_texts = {"xxxxx"};
+  scheduler_.Add(request).value();
+  for (const TokenId token : {5, 55, 5, 77}) Step(token);
+  Settle();
+  ASSERT_EQ(store_.ended_requests().size(), 2u);
+  EXPECT_EQ(store_.ended_requests()[1].how, StoreRequestEnd::How::kEndOfTurn);
+  EXPECT_TRUE(store_.ended_requests()[1].last_turn);
+  EXPECT_FALSE(store_.ended_requests()[1].then.has_value());
+  request.hints.tool_call_texts = {"xxxx"};
+  scheduler_.Add(request).value();
+  for (const TokenId token : {5, 55, 5, 77}) Step(token);
+  Settle();
+  EXPECT_EQ(store_.ended_requests().back().how, StoreRequestEnd::How::kToolCall);
+}
+
+TEST_F(SchedulerStoreTest, LastTurnEndsBeforeTheNextOneBegins) {
+  SequenceRequest request;
+  request.prompt = Tokens(14);
+  request.params.max_tokens = 1;
+  request.hints.conversation = 9;
+  scheduler_.Add(request).value();
+  Ask();
+  EXPECT_THAT(Step(), ElementsAre(0));
+  EXPECT_THAT(store_.ended_requests(), IsEmpty()) << "its blocks are not stored yet";
+  scheduler_.Add(request).value();
+  scheduler_.Schedule();
+  EXPECT_EQ(store_.ended_requests().size(), 1u);
+  EXPECT_EQ(store_.open_requests(), 1u);
 }
 
 TEST_F(SchedulerStoreTest, WhatIsCorruptedIsComputed) {

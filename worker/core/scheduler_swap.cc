@@ -189,7 +189,8 @@ void Scheduler::OnTransferEnded(const SwapEnded& ended) {
     case Transfer::Kind::kLoad:
       return FinishLoad(transfer, ended);
     case Transfer::Kind::kOffload:
-      return offloader_->OnCopied(ended);
+      offloader_->OnCopied(ended);
+      return EndStoreRequests();
   }
 }
 

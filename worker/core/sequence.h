@@ -12,6 +12,7 @@
 #include "common/text/stop_matcher.h"
 #include "worker/core/block_store.h"
 #include "worker/core/prefix_cache.h"
+#include "worker/core/request_hints.h"
 #include "worker/core/sampling.h"
 #include "worker/core/swap_copier.h"
 
@@ -25,6 +26,7 @@ struct SequenceRequest {
   // How many tokens at the end of the prompt are output already; see WorkerGenerateRequest.
   int32_t output_offset = 0;
   SamplingParams params;
+  RequestHints hints;
 };
 
 enum class FinishReason { kStopToken, kStopString, kLength, kCancelled };
@@ -57,7 +59,9 @@ struct Sequence {
         output_begin(prompt_size - request.output_offset),
         longest_size(longest),
         sampling{std::move(request.params), {}, 0},
-        stops(sampling.params.stop) {}
+        stops(sampling.params.stop),
+        hints(std::move(request.hints)),
+        tool_call_texts(hints.tool_call_texts) {}
   Sequence(const Sequence&) = delete;
   Sequence& operator=(const Sequence&) = delete;
 
@@ -78,6 +82,9 @@ struct Sequence {
   StopMatcher stops;
   int64_t output_bytes = 0;  // that `stops` has seen
   SequenceUsage usage;
+  RequestHints hints;
+  StopMatcher tool_call_texts;
+  bool calls_tool = false;
   bool started = false;  // was admitted at least once
 
   bool running = false;  // admitted and not preempted: has a place in the batch

@@ -130,6 +130,14 @@ grpc::Status Doorman::PassThrough(grpc::ServerContext& context,
   return status;
 }
 
+grpc::Status Doorman::HintConversation(grpc::ServerContext* context, const v1::WorkerHintRequest*,
+                                       v1::WorkerHintResponse*) {
+  absl::Status status = CheckRouterToken(*context, *options_.router_tokens);
+  status.Update(absl::UnavailableError(
+      "the worker sleeps, and has no session with its broker: it wakes with the next request"));
+  return ToGrpcStatus(status);
+}
+
 grpc::Status Doorman::Drain(grpc::ServerContext* context, const v1::DrainRequest* request,
                             v1::DrainResponse* response) {
   absl::Status status = CheckRouterToken(*context, *options_.router_tokens);

@@ -56,6 +56,9 @@ class Doorman final : public v1::Worker::WithCallbackMethod_GetStats<v1::Worker:
 
   grpc::Status Generate(grpc::ServerContext* context, const v1::WorkerGenerateRequest* request,
                         grpc::ServerWriter<v1::WorkerGenerateResponse>* writer) override;
+  // Unavailable: who sleeps has no session with the broker. It does not wake the worker.
+  grpc::Status HintConversation(grpc::ServerContext* context, const v1::WorkerHintRequest* request,
+                                v1::WorkerHintResponse* response) override;
   grpc::Status Drain(grpc::ServerContext* context, const v1::DrainRequest* request,
                      v1::DrainResponse* response) override;
   grpc::ServerUnaryReactor* GetStats(grpc::CallbackServerContext* context,

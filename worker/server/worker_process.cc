@@ -382,6 +382,7 @@ absl::Status WorkerProcess::Serve(std::optional<int> listen_socket) {
   options.model = config_.model_name;
   options.router_tokens = *std::move(tokens);
   options.on_drain = [this] { server_.SetDraining(); };
+  options.hints = store_.get();
   service_ = std::make_unique<WorkerService>(std::move(options), engine_.get(), memory_.get(),
                                              &engine_metrics_);
   const absl::Status status = listen_socket.has_value()

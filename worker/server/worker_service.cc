@@ -11,27 +11,17 @@
 #include "common/monotonic_time.h"
 #include "common/random.h"
 #include "worker/server/generate_call.h"
+#include "worker/server/hint_conversion.h"
 #include "worker/server/router_token.h"
 #include "worker/server/sampling_conversion.h"
 
 namespace palimpsest {
 namespace {
 
-constexpr size_t kMaxRequestId = 128;
 // A drain answers so long before its caller would give up.
 constexpr absl::Duration kDrainMargin = absl::Milliseconds(100);
 // A drain without a deadline waits so long.
 constexpr absl::Duration kLongestDrain = absl::Minutes(10);
-
-absl::Status CheckRequestId(const std::string& id) {
-  if (!id.empty() && id.size() <= kMaxRequestId &&
-      std::all_of(id.begin(), id.end(), [](char c) { return c > ' ' && c < 0x7f; })) {
-    return absl::OkStatus();
-  }
-  return absl::InvalidArgumentError(absl::StrCat("request_id must be 1 to ", kMaxRequestId,
-                                                 " printable ASCII characters without spaces; got ",
-                                                 id.size(), " bytes"));
-}
 
 void FillSteps(const StepTotals& totals, v1::StepTotals& out) {
   out.set_steps(totals.steps);
@@ -59,7 +49,9 @@ absl::Status WorkerService::Authorize(const grpc::ServerContextBase& context) co
 
 absl::StatusOr<SequenceRequest> WorkerService::Convert(
     const v1::WorkerGenerateRequest& request) const {
-  if (absl::Status status = CheckRequestId(request.request_id()); !status.ok()) return status;
+  if (absl::Status status = CheckName("request_id", request.request_id()); !status.ok()) {
+    return status;
+  }
   auto params = ValidateSampling(ToSamplingFields(request.sampling()),
                                  engine_->scheduler_config().vocab_size, RandomSeed());
   if (!params.ok()) return params.status();
@@ -69,11 +61,34 @@ absl::StatusOr<SequenceRequest> WorkerService::Convert(
     return absl::InvalidArgumentError(absl::StrCat("output_offset must be below the prompt's ",
                                                    size, " tokens; got ", request.output_offset()));
   }
+  auto hints = ConvertHints(request);
+  if (!hints.ok()) return hints.status();
   SequenceRequest result;
   result.prompt.assign(request.prompt_token_ids().begin(), request.prompt_token_ids().end());
   result.output_offset = static_cast<int32_t>(request.output_offset());
   result.params = *std::move(params);
+  result.hints = *std::move(hints);
   return result;
+}
+
+absl::StatusOr<RequestHints> WorkerService::ConvertHints(
+    const v1::WorkerGenerateRequest& request) const {
+  auto hints = ToRequestHints(request.hints(), request.conversation_id());
+  if (!hints.ok()) return hints.status();
+  auto parts = ToPromptParts(request.parts(), static_cast<size_t>(request.prompt_token_ids_size()));
+  if (!parts.ok()) return parts.status();
+  hints->parts = *std::move(parts);
+  const auto& tokens = request.tool_call_token_ids();
+  const int32_t vocabulary = engine_->scheduler_config().vocab_size;
+  if (tokens.size() > kMaxToolCallTokens ||
+      std::any_of(tokens.begin(), tokens.end(),
+                  [&](int32_t id) { return id < 0 || id >= vocabulary; })) {
+    return absl::InvalidArgumentError(absl::StrCat("tool_call_token_ids has ", tokens.size(),
+                                                   " ids: expected at most ", kMaxToolCallTokens,
+                                                   ", each from 0 to ", vocabulary - 1));
+  }
+  hints->tool_call_tokens.assign(tokens.begin(), tokens.end());
+  return hints;
 }
 
 grpc::ServerWriteReactor<v1::WorkerGenerateResponse>* WorkerService::Generate(
@@ -97,6 +112,29 @@ grpc::ServerWriteReactor<v1::WorkerGenerateResponse>* WorkerService::Generate(
   Log(LogLevel::kDebug, "request refused",
       {{"request", request->request_id()}, {"status", status}});
   return call.get();
+}
+
+grpc::ServerUnaryReactor* WorkerService::HintConversation(grpc::CallbackServerContext* context,
+                                                          const v1::WorkerHintRequest* request,
+                                                          v1::WorkerHintResponse* response) {
+  grpc::ServerUnaryReactor* const reactor = context->DefaultReactor();
+  absl::Status status = Authorize(*context);
+  status.Update(CheckName("conversation_id", request->conversation_id()));
+  const auto action = ToCacheAction(request->action());
+  status.Update(action.status());
+  if (status.ok() && options_.hints == nullptr) {
+    status = absl::FailedPreconditionError("this worker's node keeps no KV blocks below T0");
+  }
+  if (!status.ok()) {
+    reactor->Finish(ToGrpcStatus(status));
+    return reactor;
+  }
+  options_.hints->Hint(ConversationNumber(request->conversation_id()), *action,
+                       [reactor, response](const absl::StatusOr<uint64_t>& blocks) {
+                         if (blocks.ok()) response->set_blocks(*blocks);
+                         reactor->Finish(ToGrpcStatus(blocks.status()));
+                       });
+  return reactor;
 }
 
 grpc::Status WorkerService::Drain(grpc::ServerContext* context, const v1::DrainRequest*,

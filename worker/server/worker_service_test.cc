@@ -23,6 +23,7 @@
 #include "worker/compute/cpu/host_block_copier.h"
 #include "worker/core/fake_model.h"
 #include "worker/memory/fake_memory_client.h"
+#include "worker/server/hint_conversion.h"
 #include "worker/server/worker_server.h"
 
 namespace palimpsest {
@@ -52,6 +53,21 @@ EngineOptions TestOptions() {
   return options;
 }
 
+// Answers at once.
+class FakeHints : public ConversationHints {
+ public:
+  void Hint(uint64_t about, const CacheAction& action,
+            std::function<void(absl::StatusOr<uint64_t>)> done) override {
+    conversation = about;
+    EXPECT_EQ(action.kind, CacheAction::Kind::kPrefetch);
+    EXPECT_EQ(action.time, absl::Seconds(3));
+    done(answer);
+  }
+
+  absl::StatusOr<uint64_t> answer = 3;
+  std::atomic<uint64_t> conversation = 0;
+};
+
 class WorkerServiceTest : public ::testing::Test {
  protected:
   WorkerServiceTest()
@@ -68,7 +84,8 @@ class WorkerServiceTest : public ::testing::Test {
         service_({.tenant = "alpha",
                   .model = "fake",
                   .router_tokens = tokens_,
-                  .on_drain = [this] { server_.SetDraining(); }},
+                  .on_drain = [this] { server_.SetDraining(); },
+                  .hints = &hints_},
                  &engine_, &memory_, &engine_metrics_) {
     memory_.GrantKv(400);
     EXPECT_TRUE(server_.Start("127.0.0.1:0", &service_).ok());
@@ -200,6 +217,7 @@ class WorkerServiceTest : public ::testing::Test {
   NoBytes token_bytes_;
   WorkerServer server_;
   Engine engine_;
+  FakeHints hints_;
   const std::string token_path_;
   const std::shared_ptr<SecretFile> tokens_;
   WorkerService service_;
@@ -311,6 +329,40 @@ TEST_F(WorkerServiceTest, BadRequestsNameWhatIsWrong) {
   expect_invalid([](auto& r) { r.mutable_sampling()->set_temperature(NAN); }, "temperature");
   expect_invalid([](auto& r) { r.mutable_sampling()->set_top_p(0); }, "top_p");
   expect_invalid([](auto& r) { r.mutable_sampling()->add_stop_token_ids(50); }, "stop_token_ids");
+}
+
+TEST_F(WorkerServiceTest, HintsAreCheckedAndPassedOn) {
+  v1::WorkerHintRequest request;
+  v1::WorkerHintResponse response;
+  const auto hint = [&](const std::string& token = "secret") {
+    return FromGrpcStatus(stub_->HintConversation(Context(token).get(), request, &response));
+  };
+  EXPECT_TRUE(absl::IsUnauthenticated(hint("")));
+  EXPECT_THAT(hint().message(), HasSubstr("conversation_id must be"));
+  request.set_conversation_id("chat-1");
+  EXPECT_THAT(hint().message(), HasSubstr("no action"));
+  request.mutable_action()->mutable_prefetch()->set_seconds(3);
+  const absl::Status given = hint();
+  ASSERT_TRUE(given.ok()) << given;
+  EXPECT_EQ(response.blocks(), 3u);
+  EXPECT_EQ(hints_.conversation, ConversationNumber("chat-1"));
+  hints_.answer = absl::UnavailableError("no broker");
+  EXPECT_TRUE(absl::IsUnavailable(hint()));
+
+  v1::WorkerGenerateRequest generate = Request();
+  generate.add_parts()->set_length(8);
+  EXPECT_THAT(StatusOf(generate).error_message(), HasSubstr("ends at 8"));
+  generate.mutable_parts(0)->set_length(7);
+  generate.add_tool_call_token_ids(50);
+  EXPECT_THAT(StatusOf(generate).error_message(), HasSubstr("tool_call_token_ids"));
+  generate.set_tool_call_token_ids(0, 49);
+  generate.mutable_hints()->set_expected_idle_seconds(-1);
+  EXPECT_THAT(StatusOf(generate).error_message(), HasSubstr("expected_idle_seconds is -1"));
+  generate.mutable_hints()->set_expected_idle_seconds(1);
+  generate.set_conversation_id("chat 1");
+  EXPECT_THAT(StatusOf(generate).error_message(), HasSubstr("conversation_id must be"));
+  generate.set_conversation_id("chat-1");
+  EXPECT_TRUE(StatusOf(generate).ok());
 }
 
 TEST_F(WorkerServiceTest, CancelledCallEndsItsSequence) {

@@ -159,12 +159,46 @@ struct AcquireRequest {
   absl::Time deadline = absl::InfinitePast();
 };
 
+// What is to become of the blocks of a sequence, as a client says. It moves the tenant's own blocks
+// alone, and spends its own budgets.
+struct CacheAction {
+  enum class Kind : uint8_t {
+    // Those in T1 stay there, the first ones first, up to `budget` bytes and retain_share; beyond
+    // that blocks of a lower priority are as others again. After each half_life the last half of
+    // what is left of them is, after `until` or longest_retention all.
+    kRetain,
+    // Those in T1 that nobody uses go to a lower tier, as if there were no room.
+    kDemote,
+    // They come to T1 by `until`, as far as the budget for prefetches allows.
+    kPrefetch,
+    // Those that nobody uses, and on which no others hang, are removed everywhere.
+    kRelease,
+  };
+  Kind kind = Kind::kRetain;
+  absl::Time until = absl::InfiniteFuture();
+  absl::Duration half_life = absl::InfiniteDuration();
+  Bytes budget = Bytes(INT64_MAX);
+  uint32_t priority = 0;
+};
+
+struct BlockHint {
+  CacheAction action;
+  // Not 0: it is about the blocks of the conversation's last request that has ended, and those
+  // that were written for it, as far as they are remembered.
+  cache::ConversationId conversation{};
+  // Otherwise about these, as in AcquireRequest, from `first` on (a prefetch: all of them).
+  absl::Span<const BlockIdentity> ids;
+  size_t first = 0;
+};
+
 struct RequestEnding {
   uint64_t request = 0;
   cache::Ending how = cache::Ending::kUnknown;
   int64_t output_tokens = 0;
   std::optional<absl::Duration> expected_idle{};
   bool last_turn = false;
+  // With the blocks of its path and those that were written for it.
+  std::optional<CacheAction> then{};
 };
 
 // kUnwanted beside the ledger's answers: room for it would cost blocks that are worth more.
@@ -178,29 +212,6 @@ struct Reserved {
 struct Trimmed {
   uint64_t blocks = 0;
   Bytes bytes;
-};
-
-// What a client knows of the blocks of a sequence from `first` on. It moves the tenant's own blocks
-// alone, and spends its own budgets.
-struct BlockHint {
-  enum class Kind : uint8_t {
-    // Those in T1 stay there, the first ones first, up to `budget` bytes and retain_share. After
-    // each half_life the last half of what is left of them is as others again, after `until` or
-    // longest_retention all.
-    kRetain,
-    // Those in T1 that nobody uses go to a lower tier, as if there were no room.
-    kDemote,
-    // The whole path comes to T1 by `until`, as far as the budget for prefetches allows.
-    kPrefetch,
-    // Those that nobody uses, and on which no others hang, are removed everywhere.
-    kRelease,
-  };
-  Kind kind = Kind::kRetain;
-  absl::Span<const BlockIdentity> ids;  // as in AcquireRequest
-  size_t first = 0;
-  absl::Time until = absl::InfiniteFuture();
-  absl::Duration half_life = absl::InfiniteDuration();
-  Bytes budget = Bytes(INT64_MAX);
 };
 
 class BlockDirectory {

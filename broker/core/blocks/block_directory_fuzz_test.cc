@@ -359,13 +359,24 @@ class Fuzzer {
     }
   }
 
+  CacheAction RollAction() {
+    CacheAction action = {.kind = static_cast<CacheAction::Kind>(Roll(4)),
+                          .until = store_.now + absl::Seconds(static_cast<int64_t>(Roll(10)))};
+    if (Roll(2) == 0) action.half_life = absl::Seconds(2);
+    if (Roll(2) == 0) action.budget = kBlock * static_cast<int64_t>(Roll(4));
+    action.priority = static_cast<uint32_t>(Roll(3));
+    return action;
+  }
+
   void Hint(SessionId id, Session& session) {
     const std::vector<BlockIdentity> path = RollPath(session.tenant);
-    BlockHint hint = {.kind = static_cast<BlockHint::Kind>(Roll(4)), .ids = path};
-    hint.first = Roll(path.size() + 1);
-    hint.until = store_.now + absl::Seconds(static_cast<int64_t>(Roll(10)));
-    if (Roll(2) == 0) hint.half_life = absl::Seconds(2);
-    if (Roll(2) == 0) hint.budget = kBlock * static_cast<int64_t>(Roll(4));
+    BlockHint hint = {.action = RollAction()};
+    if (Roll(3) == 0) {
+      hint.conversation = cache::ConversationId(1 + Roll(5));
+    } else {
+      hint.ids = path;
+      hint.first = Roll(path.size() + 1);
+    }
     ASSERT_EQ(store_.directory.Hint(id, hint, store_.now).status(), absl::OkStatus());
   }
 
@@ -376,11 +387,12 @@ class Fuzzer {
 
   void EndRequest(SessionId id, Session& session, uint64_t number) {
     session.requests.erase(number);
-    const RequestEnding ending = {.request = number,
-                                  .how = static_cast<cache::Ending>(Roll(3)),
-                                  .output_tokens = static_cast<int64_t>(Roll(1000)),
-                                  .expected_idle = IdleOf(Roll(4)),
-                                  .last_turn = Roll(8) == 0};
+    RequestEnding ending = {.request = number,
+                            .how = static_cast<cache::Ending>(Roll(3)),
+                            .output_tokens = static_cast<int64_t>(Roll(1000)),
+                            .expected_idle = IdleOf(Roll(4)),
+                            .last_turn = Roll(8) == 0};
+    if (Roll(4) == 0) ending.then = RollAction();
     ASSERT_TRUE(store_.directory.EndRequest(id, ending, store_.now).ok());
   }
 

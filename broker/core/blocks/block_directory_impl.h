@@ -15,6 +15,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -142,6 +143,7 @@ class BlockDirectory::Impl {
   };
   struct Retention {
     TenantBlocks* tenant = nullptr;
+    uint32_t priority = 0;
     absl::Time until;
     absl::Duration half_life;
     absl::Time next;                  // when some of them go
@@ -229,8 +231,16 @@ class BlockDirectory::Impl {
   void SetPrefetchBudgets();
 
   // Hints (directory_hints.cc). How many blocks each concerned.
-  size_t Retain(TenantBlocks& tenant, absl::Span<const BlockHandle> path, const BlockHint& hint,
+  static absl::Status CheckAction(const CacheAction& action);
+  // `concerned`: the end of `path` that it is about. Requires one that was checked.
+  size_t Act(TenantBlocks& tenant, absl::Span<const BlockHandle> path,
+             absl::Span<const BlockHandle> concerned, const CacheAction& action, absl::Time now);
+  size_t Retain(TenantBlocks& tenant, absl::Span<const BlockHandle> path, const CacheAction& action,
                 absl::Time now);
+  // Whether `bytes` more may be retained, if need be in place of blocks of a lower priority.
+  bool MakeRetainable(TenantBlocks& tenant, Bytes bytes, uint32_t priority);
+  void UnretainLast(uint64_t id, Retention& retention);
+  void EndRetention(uint64_t id);
   void DecayRetentions(absl::Time now);
   size_t Demote(TenantBlocks& tenant, absl::Span<const BlockHandle> path, absl::Time now);
   size_t Forsake(TenantBlocks& tenant, absl::Span<const BlockHandle> path);
@@ -278,6 +288,7 @@ class BlockDirectory::Impl {
   absl::Time next_memory_ = absl::InfinitePast();
 
   absl::btree_map<uint64_t, Retention> retentions_;
+  absl::btree_set<std::tuple<TenantId, uint32_t, uint64_t>> by_priority_;  // those of retentions_
   uint64_t last_retention_ = 0;
 
   absl::btree_map<PurgeId, OpenPurge> purges_;

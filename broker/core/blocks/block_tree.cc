@@ -1,5 +1,6 @@
 #include "broker/core/blocks/block_tree.h"
 
+#include <algorithm>
 #include <cassert>
 
 namespace palimpsest::blocks {
@@ -44,6 +45,13 @@ void BlockTree::Detach(BlockHandle block) {
   (node.previous == kNoBlock ? above.first_child : At(node.previous).next) = node.next;
   if (node.next != kNoBlock) At(node.next).previous = node.previous;
   if (IsHistory(above)) history_.Push(node.parent);
+}
+
+std::vector<BlockHandle> BlockTree::PathTo(BlockHandle block) const {
+  std::vector<BlockHandle> path;
+  for (; block != kNoBlock; block = parent(block)) path.push_back(block);
+  std::reverse(path.begin(), path.end());
+  return path;
 }
 
 void BlockTree::Retain(BlockHandle block) {

@@ -4,7 +4,8 @@
 // A block stays known while somebody retains it or a block that hangs on it is known, and then
 // while it is among the `history` others that were touched last. Its handle lasts as long.
 //
-// Complexity: O(1) a call, O(blocks forgotten) for Trim. Threads: none. Broken requirements abort.
+// Complexity: O(1) a call, O(blocks forgotten) for Trim, O(length) for PathTo. Threads: none.
+// Broken requirements abort.
 #ifndef PALIMPSEST_BROKER_CORE_BLOCKS_BLOCK_TREE_H_
 #define PALIMPSEST_BROKER_CORE_BLOCKS_BLOCK_TREE_H_
 
@@ -42,6 +43,8 @@ class BlockTree {
   // Forgets the oldest of the history beyond the limit; tells of each just before.
   void Trim(absl::FunctionRef<void(BlockHandle)> forget);
 
+  // From the first block that is known to `block`; empty for kNoBlock.
+  std::vector<BlockHandle> PathTo(BlockHandle block) const;
   const BlockKey& key(BlockHandle block) const { return At(block).key; }
   BlockHandle parent(BlockHandle block) const { return At(block).parent; }
   BlockHandle first_child(BlockHandle block) const { return At(block).first_child; }

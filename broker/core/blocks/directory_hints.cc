@@ -1,68 +1,80 @@
 // What clients say of blocks.
 #include <algorithm>
 #include <cassert>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "broker/core/blocks/block_directory_impl.h"
 
 namespace palimpsest::blocks {
 
+absl::Status BlockDirectory::Impl::CheckAction(const CacheAction& action) {
+  if (action.half_life > absl::ZeroDuration()) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "a half-life of ", absl::FormatDuration(action.half_life), "; expected more than 0"));
+}
+
 absl::StatusOr<size_t> BlockDirectory::Impl::Hint(SessionId id, const BlockHint& hint,
                                                   absl::Time now) {
   absl::StatusOr<Session*> found = FindSession(id);
   if (!found.ok()) return found.status();
   TenantBlocks& tenant = *(*found)->tenant;
-  std::vector<const BlockIdentity*> ids;
-  ids.reserve(hint.ids.size());
-  for (const BlockIdentity& block : hint.ids) ids.push_back(&block);
-  if (absl::Status status = CheckIdentities(tenant, ids); !status.ok()) return status;
-  if (hint.first > ids.size() || hint.half_life <= absl::ZeroDuration()) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "a hint from block ", hint.first, " of ", ids.size(), " on with a half-life of ",
-        absl::FormatDuration(hint.half_life), "; expected no more, and more than 0"));
+  std::vector<BlockHandle> path;
+  if (hint.conversation != cache::ConversationId(0)) {
+    path = tenant.prefetcher().PathOf(hint.conversation);
+  } else {
+    std::vector<const BlockIdentity*> ids;
+    ids.reserve(hint.ids.size());
+    for (const BlockIdentity& block : hint.ids) ids.push_back(&block);
+    if (absl::Status status = CheckIdentities(tenant, ids); !status.ok()) return status;
+    path = tenant.Find(hint.ids);
   }
-  const std::vector<BlockHandle> path = tenant.Find(hint.ids);
+  if (hint.first > hint.ids.size()) {
+    return absl::InvalidArgumentError(absl::StrCat("a hint from block ", hint.first, " of ",
+                                                   hint.ids.size(), " on; expected no more"));
+  }
+  if (absl::Status status = CheckAction(hint.action); !status.ok()) return status;
   const auto concerned = absl::MakeConstSpan(path).subspan(std::min(hint.first, path.size()));
-  size_t done = 0;
-  switch (hint.kind) {
-    case BlockHint::Kind::kRetain:
-      done = Retain(tenant, concerned, hint, now);
-      break;
-    case BlockHint::Kind::kDemote:
-      done = Demote(tenant, concerned, now);
-      break;
-    case BlockHint::Kind::kPrefetch:
-      done = PrefetchPath(tenant, path,
-                          {.trigger = prefetch::Trigger::kAnnounced,
-                           .start = now,
-                           .deadline = std::max(now, hint.until)},
-                          now);
-      break;
-    case BlockHint::Kind::kRelease:
-      done = Forsake(tenant, concerned);
-      break;
-  }
+  const size_t done = Act(tenant, path, concerned, hint.action, now);
   Pump(now);
   return done;
 }
 
+size_t BlockDirectory::Impl::Act(TenantBlocks& tenant, absl::Span<const BlockHandle> path,
+                                 absl::Span<const BlockHandle> concerned, const CacheAction& action,
+                                 absl::Time now) {
+  switch (action.kind) {
+    case CacheAction::Kind::kRetain:
+      return Retain(tenant, concerned, action, now);
+    case CacheAction::Kind::kDemote:
+      return Demote(tenant, concerned, now);
+    case CacheAction::Kind::kPrefetch:
+      return PrefetchPath(tenant, path,
+                          {.trigger = prefetch::Trigger::kAnnounced,
+                           .start = now,
+                           .deadline = std::max(now, action.until)},
+                          now);
+    case CacheAction::Kind::kRelease:
+      return Forsake(tenant, concerned);
+  }
+  return 0;
+}
+
 // Those before others first, since what follows is of no use without them.
 size_t BlockDirectory::Impl::Retain(TenantBlocks& tenant, absl::Span<const BlockHandle> path,
-                                    const BlockHint& hint, absl::Time now) {
-  if (hint.until <= now) return 0;
-  const Bytes budget = tenant.account(kArenaTier).budget;
-  const Bytes all(
-      static_cast<int64_t>(options_.retain_share * static_cast<double>(budget.count())));
+                                    const CacheAction& action, absl::Time now) {
+  if (action.until <= now) return 0;
   const uint64_t id = ++last_retention_;
   Retention retention = {.tenant = &tenant,
-                         .until = std::min(hint.until, now + options_.longest_retention),
-                         .half_life = hint.half_life};
+                         .priority = action.priority,
+                         .until = std::min(action.until, now + options_.longest_retention),
+                         .half_life = action.half_life};
   Bytes bytes;
   for (const BlockHandle block : path) {
     const PlacedBlock& placed = tenant.At(block);
     if (!placed.ready() || placed.retention != 0) continue;
     const Bytes length = tenant.account(kArenaTier).Rounded(placed.length);
-    if (bytes + length > hint.budget || tenant.retained_bytes() + length > all) break;
+    if (bytes + length > action.budget || !MakeRetainable(tenant, length, action.priority)) break;
     tenant.Retain(block, id);
     bytes += length;
     retention.blocks.push_back(block);
@@ -71,28 +83,50 @@ size_t BlockDirectory::Impl::Retain(TenantBlocks& tenant, absl::Span<const Block
   if (count == 0) return 0;
   retention.next = std::min(now + retention.half_life, retention.until);
   retentions_.emplace(id, std::move(retention));
+  by_priority_.insert({tenant.id(), action.priority, id});
   return count;
 }
 
+bool BlockDirectory::Impl::MakeRetainable(TenantBlocks& tenant, Bytes bytes, uint32_t priority) {
+  const Bytes budget = tenant.account(kArenaTier).budget;
+  const Bytes all(
+      static_cast<int64_t>(options_.retain_share * static_cast<double>(budget.count())));
+  while (tenant.retained_bytes() + bytes > all) {
+    const auto least = by_priority_.lower_bound({tenant.id(), 0, 0});
+    if (least == by_priority_.end()) return false;
+    const auto [owner, lowest, id] = *least;
+    if (owner != tenant.id() || lowest >= priority) return false;
+    Retention& retention = retentions_.at(id);
+    UnretainLast(id, retention);
+    if (retention.blocks.empty()) EndRetention(id);
+  }
+  return true;
+}
+
+void BlockDirectory::Impl::UnretainLast(uint64_t id, Retention& retention) {
+  const BlockHandle block = retention.blocks.back();
+  retention.blocks.pop_back();
+  // Otherwise it was dropped meanwhile.
+  if (retention.tenant->At(block).retention == id) retention.tenant->Unretain(block);
+}
+
+void BlockDirectory::Impl::EndRetention(uint64_t id) {
+  const auto ended = retentions_.find(id);
+  by_priority_.erase({ended->second.tenant->id(), ended->second.priority, id});
+  retentions_.erase(ended);
+}
+
 void BlockDirectory::Impl::DecayRetentions(absl::Time now) {
-  for (auto entry = retentions_.begin(); entry != retentions_.end();) {
-    auto& [id, retention] = *entry;
+  std::vector<uint64_t> over;
+  for (auto& [id, retention] : retentions_) {
     while (retention.next <= now && !retention.blocks.empty()) {
-      const bool over = retention.next >= retention.until;
-      const size_t stay = over ? 0 : retention.blocks.size() / 2;
-      for (; retention.blocks.size() > stay; retention.blocks.pop_back()) {
-        const BlockHandle block = retention.blocks.back();
-        // Otherwise it was dropped meanwhile.
-        if (retention.tenant->At(block).retention == id) retention.tenant->Unretain(block);
-      }
+      const size_t stay = retention.next >= retention.until ? 0 : retention.blocks.size() / 2;
+      while (retention.blocks.size() > stay) UnretainLast(id, retention);
       retention.next = std::min(retention.next + retention.half_life, retention.until);
     }
-    if (retention.blocks.empty()) {
-      entry = retentions_.erase(entry);
-    } else {
-      ++entry;
-    }
+    if (retention.blocks.empty()) over.push_back(id);
   }
+  for (const uint64_t id : over) EndRetention(id);
 }
 
 size_t BlockDirectory::Impl::Demote(TenantBlocks& tenant, absl::Span<const BlockHandle> path,

@@ -80,11 +80,11 @@ TEST_F(BlockDirectoryTest, RetainedBlocksStayUntilTheirTimeAndWithinTheirBudgets
   Start(1);
   Write(kOne, Path(1, 6));
   const auto path = Path(1, 6);
-  BlockHint hint = {.kind = BlockHint::Kind::kRetain,
-                    .ids = path,
-                    .until = now() + absl::Seconds(10),
-                    .half_life = absl::Seconds(4),
-                    .budget = kBlock * 4};
+  const BlockHint hint = {.action = {.kind = CacheAction::Kind::kRetain,
+                                     .until = now() + absl::Seconds(10),
+                                     .half_life = absl::Seconds(4),
+                                     .budget = kBlock * 4},
+                          .ids = path};
   EXPECT_EQ(*directory().Hint(kOne, hint, now()), 4);
   EXPECT_EQ(*directory().Hint(kOne, hint, now()), 1) << "half of T1 is five blocks";
   const auto others = [&](uint64_t name) {
@@ -111,12 +111,12 @@ TEST_F(BlockDirectoryTest, DemotedBlocksGoBelowAndReleasedOnesGoEverywhere) {
   Start(1);
   Write(kOne, Path(1, 4));
   const auto path = Path(1, 4);
-  BlockHint hint = {.kind = BlockHint::Kind::kDemote, .ids = path, .first = 2};
+  BlockHint hint = {.action = {.kind = CacheAction::Kind::kDemote}, .ids = path, .first = 2};
   EXPECT_EQ(*directory().Hint(kOne, hint, now()), 2);
   store_->PerformAll();
   EXPECT_EQ(store_->tiers[kNvme.value()].size(), 2);
   Acquire(kTwo, 1, Path(1, 1));
-  hint = {.kind = BlockHint::Kind::kRelease, .ids = path};
+  hint = {.action = {.kind = CacheAction::Kind::kRelease}, .ids = path};
   EXPECT_EQ(*directory().Hint(kOne, hint, now()), 3) << "but not what is in use";
   store_->PerformAll();
   EXPECT_TRUE(store_->tiers[kNvme.value()].empty());
@@ -129,11 +129,100 @@ TEST_F(BlockDirectoryTest, PrefetchedBlocksAreThereWhenTheyAreAskedFor) {
   PutBelow(Path(1, 3));
   const auto path = Path(1, 3);
   const BlockHint hint = {
-      .kind = BlockHint::Kind::kPrefetch, .ids = path, .until = now() + absl::Seconds(1)};
+      .action = {.kind = CacheAction::Kind::kPrefetch, .until = now() + absl::Seconds(1)},
+      .ids = path};
   EXPECT_EQ(*directory().Hint(kOne, hint, now()), 3);
   store_->PerformAll();
   EXPECT_EQ(Acquire(kOne, 1, path).blocks.size(), 3);
   EXPECT_EQ(directory().PrefetchesOf(kAnna).used, 3);
+}
+
+TEST_F(BlockDirectoryTest, AHigherPriorityTakesTheRetainedRoomOfALowerOne) {
+  Start(1);
+  const auto low = Path(1, 4), high = Path(2, 4);
+  Write(kOne, low);
+  Write(kTwo, high);
+  BlockHint hint = {.action = {.kind = CacheAction::Kind::kRetain, .priority = 3}, .ids = low};
+  EXPECT_EQ(*directory().Hint(kOne, hint, now()), 4);
+  hint.ids = high;
+  EXPECT_EQ(*directory().Hint(kTwo, hint, now()), 1) << "equals take nothing from each other";
+  hint.action.priority = 4;
+  EXPECT_EQ(*directory().Hint(kTwo, hint, now()), 3);
+  for (uint64_t i = 10; i < 14; ++i) {
+    Write(kTwo, Path(i, 5));
+    store_->PerformAll();
+  }
+  EXPECT_EQ(Acquire(kTwo, 1, high).blocks.size(), 4);
+  EXPECT_EQ(Acquire(kOne, 1, low).blocks.size(), 1) << "the first one is the last to go";
+  EXPECT_EQ(directory().CheckConsistency(), absl::OkStatus());
+}
+
+TEST_F(BlockDirectoryTest, AHintByConversationIsAboutWhereItsLastRequestEnded) {
+  Start(1);
+  const auto path = Path(1, 4);
+  AcquireRequest request = {.request = 1, .conversation = cache::ConversationId(5)};
+  request.ids = absl::MakeConstSpan(path).first(2);
+  ASSERT_TRUE(directory().Acquire(kOne, request, now()).ok());
+  Write(kOne, path, /*request=*/1);
+  BlockHint hint = {.action = {.kind = CacheAction::Kind::kDemote},
+                    .conversation = request.conversation};
+  EXPECT_EQ(*directory().Hint(kTwo, hint, now()), 0) << "it runs";
+  End(kOne, 1);
+  hint.conversation = cache::ConversationId(6);
+  EXPECT_EQ(*directory().Hint(kTwo, hint, now()), 0) << "nobody knows it";
+  hint.conversation = request.conversation;
+  EXPECT_EQ(*directory().Hint(kTwo, hint, now()), 4);
+  store_->PerformAll();
+  EXPECT_EQ(store_->tiers[kNvme.value()].size(), 4);
+  // The next turn runs: the hint is about the one before.
+  request.request = 2;
+  request.ids = absl::MakeConstSpan(path).first(1);
+  ASSERT_TRUE(directory().Acquire(kOne, request, now()).ok());
+  hint.action.kind = CacheAction::Kind::kRelease;
+  EXPECT_EQ(*directory().Hint(kTwo, hint, now()), 4) << "of the first one that is below";
+  store_->PerformAll();
+  EXPECT_TRUE(store_->tiers[kNvme.value()].empty());
+}
+
+TEST_F(BlockDirectoryTest, WhatIsToBecomeOfARequestsBlocksIsDoneWhenItEnds) {
+  Start(1);
+  const auto path = Path(1, 4);
+  AcquireRequest request = {.request = 1, .ids = absl::MakeConstSpan(path).first(2)};
+  ASSERT_TRUE(directory().Acquire(kOne, request, now()).ok());
+  Write(kOne, path, /*request=*/1);
+  RequestEnding ending = {.request = 1};
+  ending.then = CacheAction{.kind = CacheAction::Kind::kRelease, .half_life = absl::ZeroDuration()};
+  EXPECT_TRUE(absl::IsInvalidArgument(directory().EndRequest(kOne, ending, now())));
+  ending.then = CacheAction{.kind = CacheAction::Kind::kRelease};
+  EXPECT_TRUE(directory().EndRequest(kOne, ending, now()).ok());
+  EXPECT_EQ(Acquire(kOne, 2, path).blocks.size(), 0);
+}
+
+TEST_F(BlockDirectoryTest, HintsOfOneTenantTakeNothingFromAnother) {
+  DirectoryOptions options = Options();
+  options.arena.max_chunks = 2;
+  Start(1, options);
+  constexpr SessionId kBertas(3);
+  ASSERT_TRUE(directory().OpenSession(kBertas, kBerta, now()).ok());
+  store_->PerformAll();
+  const auto hers = Path(7, 4, "berta");
+  ASSERT_EQ(Write(kBertas, hers), 4);
+  // Anna retains all that she may, has more brought up than her T1 holds, and names Berta's blocks.
+  Write(kOne, Path(1, 8));
+  const auto mine = Path(1, 8);
+  BlockHint hint = {.action = {.kind = CacheAction::Kind::kRetain}, .ids = mine};
+  EXPECT_EQ(*directory().Hint(kOne, hint, now()), 5);
+  PutBelow(Path(2, 12));
+  const auto below = Path(2, 12);
+  hint = {.action = {.kind = CacheAction::Kind::kPrefetch, .until = now() + absl::Seconds(60)},
+          .ids = below};
+  EXPECT_EQ(*directory().Hint(kOne, hint, now()), 12);
+  store_->PerformAll();
+  EXPECT_LE(Counters(kArenaTier).used, kBlock * 10);
+  hint = {.action = {.kind = CacheAction::Kind::kRelease}, .ids = hers};
+  EXPECT_TRUE(absl::IsInvalidArgument(directory().Hint(kOne, hint, now()).status()));
+  EXPECT_EQ(Acquire(kBertas, 1, hers).blocks.size(), 4);
+  EXPECT_EQ(Counters(kArenaTier, kBerta).removed, 0);
 }
 
 }  // namespace

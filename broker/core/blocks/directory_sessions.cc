@@ -217,6 +217,9 @@ absl::Status BlockDirectory::Impl::EndRequest(SessionId id, const RequestEnding&
   if (!found.ok()) return found.status();
   const auto request = (*found)->requests.find(ending.request);
   if (request == (*found)->requests.end()) return absl::OkStatus();
+  if (ending.then.has_value()) {
+    if (absl::Status status = CheckAction(*ending.then); !status.ok()) return status;
+  }
   while (!request->second.waits.empty()) {
     const WaitId wait = *request->second.waits.begin();
     ForgetWait(wait);
@@ -225,9 +228,12 @@ absl::Status BlockDirectory::Impl::EndRequest(SessionId id, const RequestEnding&
   const cache::ConversationId conversation = request->second.conversation;
   const BlockHandle tail = request->second.tail;
 
+  TenantBlocks& tenant = *(*found)->tenant;
+  const std::vector<BlockHandle> path =
+      ending.then.has_value() ? tenant.tree().PathTo(tail) : std::vector<BlockHandle>();
   const cache::RequestEnd end = FinishRequest(id, **found, ending.request, ending, now);
-  (*found)->tenant->prefetcher().OnEnd(conversation, tail, end);
-
+  tenant.prefetcher().OnEnd(conversation, tail, end);
+  if (ending.then.has_value()) Act(tenant, path, path, *ending.then, now);
   Pump(now);
   return absl::OkStatus();
 }

@@ -1,6 +1,7 @@
 #include "broker/core/blocks/prefetcher.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace palimpsest::blocks {
 namespace {
@@ -17,19 +18,18 @@ Prefetcher::Prefetcher(const BlockTree& tree, size_t tiers)
                 .max_wishes = kMostConversations}) {}
 
 void Prefetcher::Forget(cache::ConversationId conversation) {
-  const auto found = idle_.find(conversation);
-  if (found == idle_.end()) return;
+  const auto found = conversations_.find(conversation);
+  if (found == conversations_.end()) return;
   planner_.Cancel(SubjectOf(conversation));
-
   by_number_.erase(found->second.number);
-  idle_.erase(found);
+  conversations_.erase(found);
 }
 
 void Prefetcher::OnBegin(cache::ConversationId conversation, absl::Time now) {
-  const auto found = idle_.find(conversation);
-  if (found == idle_.end()) return;
+  const auto found = conversations_.find(conversation);
+  if (found == conversations_.end() || !std::exchange(found->second.idle, false)) return;
   returns_.OnReturn(found->second.how, now - found->second.since);
-  Forget(conversation);
+  planner_.Cancel(SubjectOf(conversation));
 }
 
 void Prefetcher::OnEnd(cache::ConversationId conversation, BlockHandle tail,
@@ -37,10 +37,12 @@ void Prefetcher::OnEnd(cache::ConversationId conversation, BlockHandle tail,
   if (conversation == cache::ConversationId(0)) return;
   Forget(conversation);
   returns_.OnEnd(end.how);
-  if (idle_.size() >= kMostConversations) Forget(by_number_.begin()->second);
-  Idle& idle_now = idle_[conversation];
-  idle_now = {.tail = std::nullopt, .how = end.how, .since = end.time, .number = ++last_number_};
-  if (tail != kNoBlock) idle_now.tail = tree_.key(tail);
+  if (conversations_.size() >= kMostConversations) Forget(by_number_.begin()->second);
+  Conversation& ended = conversations_[conversation];
+  ended.how = end.how;
+  ended.since = end.time;
+  ended.number = ++last_number_;
+  if (tail != kNoBlock) ended.tail = tree_.key(tail);
   by_number_[last_number_] = conversation;
   absl::Duration idle = end.expected_idle.value_or(absl::ZeroDuration());
   if (!end.expected_idle.has_value()) {
@@ -58,15 +60,13 @@ void Prefetcher::OnEnd(cache::ConversationId conversation, BlockHandle tail,
 std::optional<Prefetcher::Due> Prefetcher::TakeDue(absl::Time now) {
   const std::optional<prefetch::Wish> wish = planner_.TakeDue(now);
   if (!wish.has_value()) return std::nullopt;
-  Due due = {.wish = *wish, .path = {}};
-  const auto idle = idle_.find(cache::ConversationId(wish->subject.value()));
-  if (!idle->second.tail.has_value()) return due;
-  for (BlockHandle block = tree_.Find(*idle->second.tail); block != kNoBlock;
-       block = tree_.parent(block)) {
-    due.path.push_back(block);
-  }
-  std::reverse(due.path.begin(), due.path.end());
-  return due;
+  return Due{.wish = *wish, .path = PathOf(cache::ConversationId(wish->subject.value()))};
+}
+
+std::vector<BlockHandle> Prefetcher::PathOf(cache::ConversationId conversation) const {
+  const auto found = conversations_.find(conversation);
+  if (found == conversations_.end() || !found->second.tail.has_value()) return {};
+  return tree_.PathTo(tree_.Find(*found->second.tail));
 }
 
 }  // namespace palimpsest::blocks

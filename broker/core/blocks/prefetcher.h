@@ -1,6 +1,6 @@
-// What one tenant's conversations will need again, and when: keeps of each that idles where its
-// last request ended, and makes a wish (prefetch/prefetch_planner.h) for its blocks to be back when
-// it is expected to go on, by the client's hint or by how such requests returned so far.
+// What one tenant's conversations will need again, and when: keeps of each where its last request
+// ended, and while it idles makes a wish (prefetch/prefetch_planner.h) for its blocks to be back
+// when it is expected to go on, by the client's hint or by how such requests returned so far.
 //
 // Threads: none; times do not go back.
 #ifndef PALIMPSEST_BROKER_CORE_BLOCKS_PREFETCHER_H_
@@ -44,14 +44,18 @@ class Prefetcher {
     std::vector<BlockHandle> path;  // from the first one that is known; empty if the last is not
   };
   std::optional<Due> TakeDue(absl::Time now);
+  // Of the conversation's last request that has ended, from the first block that is known; empty if
+  // it is not remembered.
+  std::vector<BlockHandle> PathOf(cache::ConversationId conversation) const;
   absl::Time next() const { return planner_.NextStart().value_or(absl::InfiniteFuture()); }
 
   prefetch::PrefetchPlanner& planner() { return planner_; }
   const prefetch::PrefetchPlanner& planner() const { return planner_; }
 
  private:
-  struct Idle {
-    std::optional<BlockKey> tail;
+  struct Conversation {
+    std::optional<BlockKey> tail;  // of its last request that has ended
+    bool idle = true;              // no request of it has begun since
     cache::Ending how = cache::Ending::kUnknown;
     absl::Time since;
     uint64_t number = 0;
@@ -62,7 +66,7 @@ class Prefetcher {
   const BlockTree& tree_;
   prefetch::ReturnTimes returns_;
   prefetch::PrefetchPlanner planner_;
-  absl::flat_hash_map<cache::ConversationId, Idle> idle_;
+  absl::flat_hash_map<cache::ConversationId, Conversation> conversations_;
   absl::btree_map<uint64_t, cache::ConversationId> by_number_;  // the oldest first
   uint64_t last_number_ = 0;
 };

@@ -182,6 +182,33 @@ grpc::ServerWriteReactor<v1::WorkerGenerateResponse>* FakeWorker::Generate(
   return stream.get();
 }
 
+void FakeWorker::SetBlocksOfHints(std::optional<uint64_t> blocks) {
+  MutexLock lock(&mutex_);
+  hint_blocks_ = blocks;
+}
+
+v1::WorkerHintRequest FakeWorker::last_hint() const {
+  MutexLock lock(&mutex_);
+  return hint_;
+}
+
+grpc::ServerUnaryReactor* FakeWorker::HintConversation(grpc::CallbackServerContext* context,
+                                                       const v1::WorkerHintRequest* request,
+                                                       v1::WorkerHintResponse* response) {
+  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+  grpc::Status status(grpc::StatusCode::FAILED_PRECONDITION, "no tiers");
+  {
+    MutexLock lock(&mutex_);
+    hint_ = *request;
+    if (hint_blocks_.has_value()) {
+      response->set_blocks(*hint_blocks_);
+      status = grpc::Status::OK;
+    }
+  }
+  reactor->Finish(status);
+  return reactor;
+}
+
 grpc::ServerUnaryReactor* FakeWorker::Drain(grpc::CallbackServerContext* context,
                                             const v1::DrainRequest*, v1::DrainResponse*) {
   draining_ = true;

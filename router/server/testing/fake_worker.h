@@ -87,11 +87,18 @@ class FakeWorker : public v1::Worker::CallbackService {
   void CancelEverySecondPoll() { cancels_polls_ = true; }
   int polls() const { return polls_; }
 
+  void SetBlocksOfHints(std::optional<uint64_t> blocks);
+  v1::WorkerHintRequest last_hint() const;
+
   void SetToken(std::string token);
   void Stop();
 
   grpc::ServerWriteReactor<v1::WorkerGenerateResponse>* Generate(
       grpc::CallbackServerContext* context, const v1::WorkerGenerateRequest* request) override;
+  // Answers with `blocks`, or fails if there are none.
+  grpc::ServerUnaryReactor* HintConversation(grpc::CallbackServerContext* context,
+                                             const v1::WorkerHintRequest* request,
+                                             v1::WorkerHintResponse* response) override;
   grpc::ServerUnaryReactor* Drain(grpc::CallbackServerContext* context, const v1::DrainRequest*,
                                   v1::DrainResponse*) override;
   grpc::ServerUnaryReactor* GetStats(grpc::CallbackServerContext* context,
@@ -113,6 +120,8 @@ class FakeWorker : public v1::Worker::CallbackService {
   std::deque<std::shared_ptr<FakeStream>> arrived_ ABSL_GUARDED_BY(mutex_);
   std::string token_ ABSL_GUARDED_BY(mutex_);
   std::string authorization_ ABSL_GUARDED_BY(mutex_);
+  std::optional<uint64_t> hint_blocks_ ABSL_GUARDED_BY(mutex_) = 0;
+  v1::WorkerHintRequest hint_ ABSL_GUARDED_BY(mutex_);
   int port_ = 0;
   std::unique_ptr<grpc::Server> server_;
 };
