@@ -20,12 +20,12 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "broker/blocks/staging_pool.h"
-#include "broker/blocks/task_queue.h"
 #include "broker/core/blocks/block_actions.h"
 #include "broker/tier/dram_arena.h"
 #include "broker/tier/tier_store.h"
 #include "common/clock.h"
 #include "common/mutex.h"
+#include "common/task_queue.h"
 
 namespace palimpsest {
 

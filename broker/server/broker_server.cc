@@ -22,6 +22,7 @@
 #include "common/grpc_keepalive.h"
 #include "common/grpc_time.h"
 #include "common/log.h"
+#include "common/stored_block.h"
 #include "worker/model/manifest.h"
 
 namespace palimpsest {
@@ -115,7 +116,8 @@ absl::StatusOr<PoolPlan> PlanPool(const BrokerConfig& config) {
     plan.image_slabs.push_back(demand.image_slabs);
     plan.context_allowance.push_back(tenant.context);
     plan.hibernate_after.push_back(tenant.hibernate_after);
-    plan.block_bytes.push_back(block * RanksOf(config));
+    const bool gpu = config.backend == BrokerConfig::Backend::kCuda;
+    plan.block_bytes.push_back((gpu ? StoredPartBytes(block) : block) * RanksOf(config));
     images[{tenant.model.folder, tenant.model.dummy_seed}] = WholeImageBytes(*manifest);
     demands.push_back(std::move(demand));
   }

@@ -24,11 +24,15 @@ absl::StatusOr<CudaDriver> Open() {
   std::string missing;
 #define PALIMPSEST_CUDA_STRING_(name) #name
 #define PALIMPSEST_CUDA_STRING(name) PALIMPSEST_CUDA_STRING_(name)
-#define PALIMPSEST_CUDA_LOAD(name)                                                             \
-  driver.name =                                                                                \
-      reinterpret_cast<decltype(driver.name)>(::dlsym(library, PALIMPSEST_CUDA_STRING(name))); \
+#define PALIMPSEST_CUDA_FIND(name) \
+  driver.name =                    \
+      reinterpret_cast<decltype(driver.name)>(::dlsym(library, PALIMPSEST_CUDA_STRING(name)));
+#define PALIMPSEST_CUDA_LOAD(name) \
+  PALIMPSEST_CUDA_FIND(name)       \
   if (driver.name == nullptr) absl::StrAppend(&missing, " ", PALIMPSEST_CUDA_STRING(name));
   PALIMPSEST_CUDA_FUNCTIONS(PALIMPSEST_CUDA_LOAD)
+  PALIMPSEST_CUDA_LATE_FUNCTIONS(PALIMPSEST_CUDA_FIND)
+#undef PALIMPSEST_CUDA_FIND
 #undef PALIMPSEST_CUDA_LOAD
 #undef PALIMPSEST_CUDA_STRING
 #undef PALIMPSEST_CUDA_STRING_

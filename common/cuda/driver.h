@@ -72,9 +72,13 @@ namespace palimpsest {
   F(cuModuleGetFunction)                    \
   F(cuLaunchKernel)
 
+// Null in the table of a driver that is too old for them (before CUDA 13).
+#define PALIMPSEST_CUDA_LATE_FUNCTIONS(F) F(cuMemcpyBatchAsync)
+
 struct CudaDriver {
 #define PALIMPSEST_CUDA_POINTER(name) std::add_pointer<decltype(::name)>::type name = nullptr;
   PALIMPSEST_CUDA_FUNCTIONS(PALIMPSEST_CUDA_POINTER)
+  PALIMPSEST_CUDA_LATE_FUNCTIONS(PALIMPSEST_CUDA_POINTER)
 #undef PALIMPSEST_CUDA_POINTER
 
   // The process's driver, opened and initialised once. FailedPrecondition, with what to do, where

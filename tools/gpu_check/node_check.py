@@ -26,6 +26,7 @@ PROGRAMS = {
     "node_test": (240, ("Cuda", "TwoGpus")),
     "turns_test": (120, ("Cuda",)),
     "hibernation_test": (90, ("Cuda",)),
+    "blocks_test": (120, ("Cuda", "TwoGpus")),
     "node_rotation_test": (200, ("Cuda", "TwoGpus")),
     "chaos_test": (150, ("Cuda", "TwoGpus")),
 }

@@ -3,7 +3,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "common/memory_file.h"
 #include "worker/core/check.h"
 
 namespace palimpsest {
@@ -13,25 +12,18 @@ constexpr uint64_t kAlignment = 4096;
 
 }  // namespace
 
-absl::StatusOr<Mapping> ArenaMap::Map(int fd, Bytes chunk_bytes) {
-  if (absl::Status status = CheckSlabFile(fd, chunk_bytes); !status.ok()) return status;
-  // The broker has given all of it memory.
-  return Mapping::Map(fd, chunk_bytes, MapAccess::kReadWrite, MapPopulate::kYes);
-}
-
 void ArenaMap::Reset(Gone& gone) {
   for (auto& [id, chunk] : chunks_) {
     chunk->forgotten = true;
-    if (chunk->places == 0) gone.push_back(std::move(chunk->mapping));
+    if (chunk->places == 0) gone.push_back(std::move(chunk->memory));
   }
   chunks_.clear();
 }
 
-void ArenaMap::Insert(uint32_t chunk, Mapping mapping) {
+void ArenaMap::Insert(uint32_t chunk, ChunkMemory memory) {
   auto& slot = chunks_[chunk];
   PALIMPSEST_CHECK(slot == nullptr);
-  slot = std::make_shared<Chunk>();
-  slot->mapping = std::move(mapping);
+  slot = std::make_shared<Chunk>(std::move(memory));
 }
 
 absl::StatusOr<StorePlace> ArenaMap::Hold(const ChunkExtent& extent, uint64_t request) {
@@ -40,7 +32,7 @@ absl::StatusOr<StorePlace> ArenaMap::Hold(const ChunkExtent& extent, uint64_t re
     return absl::UnavailableError(absl::StrCat("chunk ", extent.chunk, " is gone or about to go"));
   }
   const std::shared_ptr<Chunk>& chunk = found->second;
-  const uint64_t size = chunk->mapping.size();
+  const uint64_t size = chunk->memory.size();
   if (extent.length_bytes != static_cast<uint64_t>(block_bytes_.count()) ||
       extent.offset_bytes % kAlignment != 0 || extent.offset_bytes > size ||
       extent.length_bytes > size - extent.offset_bytes) {
@@ -51,7 +43,7 @@ absl::StatusOr<StorePlace> ArenaMap::Hold(const ChunkExtent& extent, uint64_t re
   ++chunk->places;
   const uint64_t id = next_place_++;
   places_.emplace(id, Place{chunk, {extent, request}});
-  return StorePlace{chunk->mapping.data() + extent.offset_bytes, id};
+  return StorePlace{chunk->memory.data() + extent.offset_bytes, id};
 }
 
 std::optional<ArenaMap::Held> ArenaMap::Find(uint64_t place) const {
@@ -67,7 +59,7 @@ std::optional<uint32_t> ArenaMap::Drop(uint64_t place, Gone& gone) {
   const uint32_t id = found->second.held.extent.chunk;
   places_.erase(found);
   if (--chunk->places > 0 || (!chunk->leaving && !chunk->forgotten)) return std::nullopt;
-  gone.push_back(std::move(chunk->mapping));
+  gone.push_back(std::move(chunk->memory));
   if (chunk->forgotten) return std::nullopt;
   chunks_.erase(id);
   return id;
@@ -84,7 +76,7 @@ std::vector<uint32_t> ArenaMap::Unmap(absl::Span<const uint32_t> chunks, Gone& g
     Chunk& chunk = *found->second;
     chunk.leaving = true;
     if (chunk.places > 0) continue;
-    gone.push_back(std::move(chunk.mapping));
+    gone.push_back(std::move(chunk.memory));
     chunks_.erase(found);
     unmapped.push_back(id);
   }

@@ -6,7 +6,7 @@
 // unmapped with its last one. With a session its chunks are forgotten; places that are still held
 // keep their memory, which nobody else writes.
 //
-// Not thread-safe. Mappings that end are handed to the caller (`gone`), who destroys them without a
+// Not thread-safe. Memory that is to go is handed to the caller (`gone`), who destroys it without a
 // lock.
 #ifndef PALIMPSEST_WORKER_BLOCKS_ARENA_MAP_H_
 #define PALIMPSEST_WORKER_BLOCKS_ARENA_MAP_H_
@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
@@ -21,7 +22,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "common/bytes.h"
-#include "common/mapping.h"
+#include "worker/blocks/chunk_memory.h"
 #include "worker/core/block_store.h"
 
 namespace palimpsest {
@@ -37,10 +38,7 @@ struct ChunkExtent {
 
 class ArenaMap {
  public:
-  using Gone = std::vector<Mapping>;
-
-  // Checks that `fd` is a chunk's file of exactly this size, and maps it; blocks.
-  static absl::StatusOr<Mapping> Map(int fd, Bytes chunk_bytes);
+  using Gone = std::vector<ChunkMemory>;
 
   // Places are for blocks of this size.
   explicit ArenaMap(Bytes block_bytes) : block_bytes_(block_bytes) {}
@@ -50,7 +48,7 @@ class ArenaMap {
 
   bool mapped(uint32_t chunk) const { return chunks_.contains(chunk); }
   // Requires that it is not mapped.
-  void Insert(uint32_t chunk, Mapping mapping);
+  void Insert(uint32_t chunk, ChunkMemory memory);
 
   // InvalidArgument: the extent is not a block's or not inside the chunk. Unavailable: the chunk is
   // not mapped, or is to go.
@@ -73,7 +71,9 @@ class ArenaMap {
 
  private:
   struct Chunk {
-    Mapping mapping;
+    explicit Chunk(ChunkMemory memory) : memory(std::move(memory)) {}
+
+    ChunkMemory memory;
     int64_t places = 0;
     bool leaving = false;
     bool forgotten = false;

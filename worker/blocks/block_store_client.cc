@@ -40,10 +40,14 @@ BlockStoreClient::~BlockStoreClient() {
 }
 
 void BlockStoreClient::Shutdown() {
+  {
+    MutexLock lock(&mu_);
+    stopping_ = true;
+    session_ = nullptr;
+    for (grpc::ClientContext* call : calls_) call->TryCancel();
+  }
+  chunk_tasks_.Stop();
   MutexLock lock(&mu_);
-  stopping_ = true;
-  session_ = nullptr;
-  for (grpc::ClientContext* call : calls_) call->TryCancel();
   while (open_calls_ > 0) changed_.Wait(&mu_);
 }
 
@@ -290,65 +294,6 @@ void BlockStoreClient::MapChunk(const SessionPtr& session, uint32_t chunk) {
       });
 }
 
-void BlockStoreClient::OnMapOffered(const SessionPtr& session, uint32_t chunk,
-                                    const absl::Status& status,
-                                    const v1::MapChunksResponse& response) {
-  const absl::StatusOr<Bytes> size = status.ok() ? ChunkBytesOf(response) : status;
-  bool fetch = false;
-  if (size.ok()) {
-    MutexLock lock(&mu_);
-    fetch = session_ == session;
-    if (fetch) mapping_[chunk] = *size;
-  }
-  if (fetch) return link_->FetchChunk(session->epoch, chunk, response.token());
-  OnMapped(session->epoch, chunk, std::nullopt);
-}
-
-void BlockStoreClient::OnChunk(uint64_t epoch, uint32_t chunk, absl::StatusOr<UniqueFd> memory) {
-  Bytes size;
-  {
-    MutexLock lock(&mu_);
-    if (session_ == nullptr || session_->epoch != epoch) return;
-    const auto found = mapping_.find(chunk);
-    if (found == mapping_.end()) return;
-    size = found->second;
-  }
-  absl::StatusOr<Mapping> mapping =
-      memory.ok() ? ArenaMap::Map(memory->get(), size) : memory.status();
-  if (!mapping.ok()) {
-    Log(LogLevel::kWarning, "a chunk of the arena cannot be mapped",
-        {{"chunk", chunk}, {"status", mapping.status()}});
-    return OnMapped(epoch, chunk, std::nullopt);
-  }
-  OnMapped(epoch, chunk, *std::move(mapping));
-}
-
-bool BlockStoreClient::Waits(const Answer& answer) const {
-  for (const Named& block : answer.blocks) {
-    if (block.result == ReservedBlock::Result::kReserved && mapping_.contains(block.extent.chunk)) {
-      return true;
-    }
-  }
-  return false;
-}
-
-void BlockStoreClient::OnMapped(uint64_t epoch, uint32_t chunk, std::optional<Mapping> mapping) {
-  std::vector<Answer> ready;
-  bool unwanted = false;
-  {
-    MutexLock lock(&mu_);
-    if (session_ == nullptr || session_->epoch != epoch || mapping_.erase(chunk) == 0) return;
-    unwanted = unwanted_.erase(chunk) > 0;
-    if (mapping.has_value() && !unwanted) map_.Insert(chunk, *std::move(mapping));
-    std::vector<Answer> waiting;
-    for (Answer& answer : unsettled_) {
-      (Waits(answer) ? waiting : ready).push_back(std::move(answer));
-    }
-    unsettled_ = std::move(waiting);
-  }
-  for (Answer& answer : ready) PassOn(std::move(answer));
-}
-
 template <typename Request>
 void BlockStoreClient::GiveBack(SessionPtr session, Request request, Given given, int attempts) {
   using Response = std::conditional_t<std::is_same_v<Request, v1::AbortRequest>, v1::AbortResponse,
@@ -374,25 +319,6 @@ void BlockStoreClient::GiveBack(SessionPtr session, Request request, Given given
         }
         Drop(given);
       });
-}
-
-void BlockStoreClient::Drop(const Given& given) {
-  ArenaMap::Gone gone;
-  std::vector<uint32_t> unmapped;
-  SessionPtr session;
-  {
-    MutexLock lock(&mu_);
-    for (const uint64_t place : given.places) {
-      if (const auto chunk = map_.Drop(place, gone)) unmapped.push_back(*chunk);
-    }
-    for (const uint32_t chunk : given.chunks) {
-      if (!map_.mapped(chunk) && !mapping_.contains(chunk)) unmapped.push_back(chunk);
-    }
-    session = session_;
-  }
-  gone.clear();
-  if (session == nullptr || unmapped.empty()) return;
-  link_->ChunksUnmapped(session->epoch, std::move(unmapped));
 }
 
 void BlockStoreClient::Release(std::vector<StorePlace> places) {
@@ -604,34 +530,9 @@ void BlockStoreClient::OnSessionLost(uint64_t epoch) {
     lost = std::exchange(unsettled_, {});
     events_.push_back(StoreLost{});
   }
-  gone.clear();
+  Discard(std::move(gone), epoch, {});
   for (const Answer& answer : lost) Fail(answer.call, answer.reserve, NoStore());
   Wake();
-}
-
-void BlockStoreClient::OnUnmapChunks(uint64_t epoch, std::vector<uint32_t> chunks) {
-  ArenaMap::Gone gone;
-  std::vector<uint32_t> unmapped;
-  bool held = false;
-  {
-    MutexLock lock(&mu_);
-    std::vector<uint32_t> known;
-    for (const uint32_t chunk : chunks) {
-      if (mapping_.contains(chunk)) {
-        unwanted_.insert(chunk);
-        unmapped.push_back(chunk);
-      } else {
-        known.push_back(chunk);
-      }
-    }
-    const std::vector<uint32_t> now = map_.Unmap(known, gone);
-    held = now.size() < known.size();
-    unmapped.insert(unmapped.end(), now.begin(), now.end());
-    if (held) events_.push_back(PlacesWanted{});
-  }
-  gone.clear();
-  if (!unmapped.empty()) link_->ChunksUnmapped(epoch, std::move(unmapped));
-  if (held) Wake();
 }
 
 }  // namespace palimpsest

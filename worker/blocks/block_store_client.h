@@ -5,7 +5,8 @@
 // descriptor socket. What an answer names in a chunk that does not come, or that is to go, is given
 // up unread, with what follows it. Chunks that the broker wants back are unmapped when the last
 // place in them was given back, and the broker has heard of that; the scheduler is told to give
-// back what it can.
+// back what it can. A thread of its own maps and unmaps, pins and unpins chunks, which takes
+// milliseconds; the broker is told that a chunk is unmapped when it is.
 //
 // Without a session, or with a broker that has no tiers, the store is not available, and calls fail
 // at once. A session that ends fails the calls that are under way; places that are held stay mapped
@@ -33,11 +34,13 @@
 #include "absl/time/time.h"
 #include "common/bytes.h"
 #include "common/mutex.h"
+#include "common/task_queue.h"
 #include "proto/palimpsest/v1/block_store.grpc.pb.h"
 #include "worker/blocks/arena_map.h"
 #include "worker/core/block_store.h"
 #include "worker/core/conversation_hints.h"
 #include "worker/memory/arena_link.h"
+#include "worker/memory/region_memory.h"
 
 namespace palimpsest {
 
@@ -52,6 +55,8 @@ class BlockStoreClient final : public BlockStore, public ConversationHints, publ
     absl::Duration call_timeout = absl::Seconds(2);
     // Calls that give places back are tried so often.
     int give_back_attempts = 3;
+    // Pins chunks, if there is one; outlives the client.
+    MemoryBackend* backend = nullptr;
   };
 
   BlockStoreClient(const Options& options, ArenaLink* link);
@@ -130,7 +135,9 @@ class BlockStoreClient final : public BlockStore, public ConversationHints, publ
   // A chunk that it names is being mapped.
   bool Waits(const Answer& answer) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // The chunk was mapped, or will not be: what waits for it goes on.
-  void OnMapped(uint64_t epoch, uint32_t chunk, std::optional<Mapping> mapping);
+  void OnMapped(uint64_t epoch, uint32_t chunk, std::optional<ChunkMemory> memory);
+  // Ends the memory, then tells the broker of these chunks.
+  void Discard(ArenaMap::Gone gone, uint64_t epoch, std::vector<uint32_t> unmapped);
 
   void OnCommitted(uint64_t commit);
   void SendEnd(const SessionPtr& session, const StoreRequestEnd& end);
@@ -162,7 +169,7 @@ class BlockStoreClient final : public BlockStore, public ConversationHints, publ
   int open_calls_ ABSL_GUARDED_BY(mu_) = 0;
   ArenaMap map_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_map<uint32_t, Bytes> mapping_ ABSL_GUARDED_BY(mu_);  // with their sizes, if known
-  absl::flat_hash_set<uint32_t> unwanted_ ABSL_GUARDED_BY(mu_);        // of those
+  absl::flat_hash_set<uint32_t> unwanted_ ABSL_GUARDED_BY(mu_);        // of those: the broker waits
   std::vector<Answer> unsettled_ ABSL_GUARDED_BY(mu_);
   // The session's commits under way, by number, and the ends of requests that wait for those up to
   // one: calls may overtake each other.
@@ -175,6 +182,8 @@ class BlockStoreClient final : public BlockStore, public ConversationHints, publ
   double told_first_seconds_ ABSL_GUARDED_BY(mu_) = 0;
   double told_per_position_seconds_ ABSL_GUARDED_BY(mu_) = 0;
   double answer_seconds_ ABSL_GUARDED_BY(mu_) = 0;
+
+  TaskQueue chunk_tasks_{1};  // ends first
 };
 
 }  // namespace palimpsest

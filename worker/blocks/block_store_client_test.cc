@@ -8,6 +8,7 @@
 #include <atomic>
 #include <cstring>
 #include <map>
+#include <memory>
 #include <string>
 #include <thread>
 #include <utility>
@@ -175,10 +176,79 @@ class FakeService final : public v1::BlockStore::Service {
   std::atomic<uint64_t> offset_ = 0;
 };
 
+// Pins nothing, and sees that what is pinned ends in order.
+class FakeBackend final : public MemoryBackend {
+ public:
+  std::string name() const override { return "fake"; }
+  absl::StatusOr<std::shared_ptr<RegionMemory>> Reserve(uint32_t, Bytes) override {
+    return absl::UnimplementedError("no regions");
+  }
+  absl::StatusOr<std::unique_ptr<ImageRestorer>> OpenImage(UniqueFd, const ImageShape&) override {
+    return absl::UnimplementedError("no images");
+  }
+  absl::StatusOr<std::unique_ptr<HostPin>> Pin(absl::Span<std::byte> memory) override {
+    MutexLock lock(&mu_);
+    ++asked_;
+    changed_.SignalAll();
+    while (holding_) changed_.Wait(&mu_);
+    if (refusing_) return absl::ResourceExhaustedError("no more memory may be pinned");
+    ++pinned_;
+    return std::make_unique<Pinned>(this, memory);
+  }
+
+  void SetRefusing() {
+    MutexLock lock(&mu_);
+    refusing_ = true;
+  }
+  void SetHolding(bool holding) {
+    MutexLock lock(&mu_);
+    holding_ = holding;
+    changed_.SignalAll();
+  }
+  void AwaitAsked() {
+    const absl::Time deadline = MonotonicNow() + kPatience;
+    MutexLock lock(&mu_);
+    while (asked_ == 0 && !changed_.WaitWithDeadline(&mu_, deadline)) {
+    }
+  }
+  int asked() {
+    MutexLock lock(&mu_);
+    return asked_;
+  }
+  int pinned() {
+    MutexLock lock(&mu_);
+    return pinned_;
+  }
+
+ private:
+  class Pinned final : public HostPin {
+   public:
+    Pinned(FakeBackend* backend, absl::Span<std::byte> memory)
+        : backend_(backend), memory_(memory) {}
+    ~Pinned() override {
+      std::vector<unsigned char> pages(memory_.size() / 4096 + 1);
+      EXPECT_EQ(mincore(memory_.data(), memory_.size(), pages.data()), 0) << "not mapped any more";
+      MutexLock lock(&backend_->mu_);
+      --backend_->pinned_;
+    }
+
+   private:
+    FakeBackend* const backend_;
+    const absl::Span<std::byte> memory_;
+  };
+
+  Mutex mu_;
+  CondVar changed_;
+  int asked_ = 0;
+  int pinned_ = 0;
+  bool refusing_ = false;
+  bool holding_ = false;
+};
+
 // Gives chunks at once, on the thread that asks.
 class FakeLink final : public ArenaLink {
  public:
-  explicit FakeLink() : chunk_(NewChunk()) {}
+  explicit FakeLink(FakeBackend* backend) : backend_(backend), chunk_(NewChunk()) {}
   void SetArenaListener(ArenaListener* listener) override { listener_ = listener; }
   void FetchChunk(uint64_t epoch, uint32_t chunk, std::string token) override {
     EXPECT_EQ(token, std::string(32, 't'));
@@ -186,7 +256,9 @@ class FakeLink final : public ArenaLink {
     listener_->OnChunk(epoch, chunk, UniqueFd(dup(chunk_.get())));
   }
   void ChunksUnmapped(uint64_t, std::vector<uint32_t> chunks) override {
+    const int pinned = backend_->pinned();
     MutexLock lock(&mu_);
+    pinned_when_told_ = pinned;
     unmapped_.insert(unmapped_.end(), chunks.begin(), chunks.end());
     changed_.SignalAll();
   }
@@ -201,16 +273,23 @@ class FakeLink final : public ArenaLink {
     }
     return unmapped_;
   }
+  // Chunks that were pinned when the last were said to be unmapped.
+  int pinned_when_told() {
+    MutexLock lock(&mu_);
+    return pinned_when_told_;
+  }
   int fetched() const { return fetched_; }
   void set_chunk(UniqueFd chunk) { chunk_ = std::move(chunk); }
 
  private:
+  FakeBackend* const backend_;
   ArenaListener* listener_ = nullptr;
   UniqueFd chunk_;
   std::atomic<int> fetched_ = 0;
   Mutex mu_;
   CondVar changed_;
   std::vector<uint32_t> unmapped_;
+  int pinned_when_told_ = -1;
 };
 
 class BlockStoreClientTest : public ::testing::Test {
@@ -227,6 +306,7 @@ class BlockStoreClientTest : public ::testing::Test {
     options.address = address_;
     options.block_bytes = Bytes(kBlock);
     options.block_tokens = 2;
+    options.backend = &backend_;
     options.call_timeout = call_timeout_;
     client_ = std::make_unique<BlockStoreClient>(options, &link_);
     link_.SetArenaListener(client_.get());
@@ -290,7 +370,8 @@ class BlockStoreClientTest : public ::testing::Test {
   std::string folder_, address_;
   FakeService service_;
   std::unique_ptr<grpc::Server> server_;
-  FakeLink link_;
+  FakeBackend backend_;
+  FakeLink link_{&backend_};
   Mutex mu_;
   CondVar changed_;
   std::unique_ptr<BlockStoreClient> client_;
@@ -421,6 +502,34 @@ TEST_F(BlockStoreClientTest, ChunkGoesWhenTheBrokerHeardOfItsLastPlace) {
   EXPECT_EQ(link_.fetched(), 2);
 }
 
+TEST_F(BlockStoreClientTest, ChunkIsPinnedUntilItIsUnmappedAndOnlyThenTheBrokerHears) {
+  const AcquireAnswer found = Acquire(1);
+  EXPECT_EQ(backend_.pinned(), 1);
+  client_->OnUnmapChunks(1, {7});
+  EXPECT_EQ(backend_.pinned(), 1) << "a place in it is held";
+  client_->Release(Places(found));
+  EXPECT_THAT(link_.AwaitUnmapped(), ElementsAre(7));
+  EXPECT_EQ(link_.pinned_when_told(), 0);
+}
+
+TEST_F(BlockStoreClientTest, ChunkThatCannotBePinnedIsUsedAllTheSame) {
+  backend_.SetRefusing();
+  EXPECT_THAT(Acquire(2).blocks, SizeIs(2));
+  EXPECT_EQ(backend_.asked(), 1);
+}
+
+TEST_F(BlockStoreClientTest, ChunkThatIsWantedBackWhileItIsMappedGoesAtOnce) {
+  backend_.SetHolding(true);
+  client_->Acquire(StoreCallId(70), {.chain = Chain(1), .request = 9});
+  backend_.AwaitAsked();
+  client_->OnUnmapChunks(1, {7});
+  EXPECT_THAT(link_.unmapped(), IsEmpty()) << "it is being mapped";
+  backend_.SetHolding(false);
+  EXPECT_THAT(link_.AwaitUnmapped(), ElementsAre(7));
+  EXPECT_EQ(link_.pinned_when_told(), 0);
+  EXPECT_THAT(Await<AcquireAnswer>().blocks, IsEmpty());
+}
+
 TEST_F(BlockStoreClientTest, WhatLiesInALeavingChunkIsGivenUpUnread) {
   const AcquireAnswer found = Acquire(1);
   client_->OnUnmapChunks(1, {7});
@@ -498,6 +607,7 @@ class SlowBlockStoreClientTest : public BlockStoreClientTest {
     options.address = address_;
     options.block_bytes = Bytes(kBlock);
     options.block_tokens = 2;
+    options.backend = &backend_;
     options.call_timeout = absl::Milliseconds(200);
     client_ = std::make_unique<BlockStoreClient>(options, &link_);
     client_->SetWakeup([this] {

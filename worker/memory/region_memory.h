@@ -50,6 +50,12 @@ class RegionMemory {
   virtual absl::Status Unmap(absl::Span<const RegionIndex> places) = 0;
 };
 
+// Memory of the host that a device copies from and to at its link's speed, until this ends.
+class HostPin {
+ public:
+  virtual ~HostPin() = default;
+};
+
 class MemoryBackend {
  public:
   virtual ~MemoryBackend() = default;
@@ -67,6 +73,12 @@ class MemoryBackend {
   // many slabs as there are checksums.
   virtual absl::StatusOr<std::unique_ptr<ImageRestorer>> OpenImage(UniqueFd image,
                                                                    const ImageShape& shape) = 0;
+
+  // Pins memory that this process has mapped for writing, for copies from and to all ranks; to be
+  // undone before it is unmapped. Blocks for about 40 ms a GiB. Null: nothing is to be done.
+  virtual absl::StatusOr<std::unique_ptr<HostPin>> Pin(absl::Span<std::byte> /*memory*/) {
+    return nullptr;
+  }
 
   // Memory of the device that is taken, by whomever: what a step of this process's start adds to it
   // is what that took beside slabs. Unimplemented where that costs nothing.

@@ -10,6 +10,7 @@
 #include "common/file.h"
 #include "common/file_lock.h"
 #include "common/log.h"
+#include "common/stored_block.h"
 #include "worker/compute/cpu/cpu_runner.h"
 #include "worker/compute/cpu/host_block_copier.h"
 #include "worker/compute/cpu/host_swap_copier.h"
@@ -252,7 +253,6 @@ absl::StatusOr<BlockKey> WorkerProcess::RootBlockKey() const {
 void WorkerProcess::MakeStore(const SchedulerConfig& scheduler) {
   if (!config_.block_store || !memory_->has_tiers()) return;
   const char* why_not = nullptr;
-  if (backend_ != nullptr) why_not = "KV in GPU memory stays in T0";
   if (scheduler.sliding_window > 0) why_not = "KV of a sliding window stays in T0";
   if (why_not != nullptr) {
     Log(LogLevel::kWarning, "the broker's tiers for KV blocks are not used", {{"reason", why_not}});
@@ -261,6 +261,10 @@ void WorkerProcess::MakeStore(const SchedulerConfig& scheduler) {
   BlockStoreClient::Options options;
   options.address = absl::StrCat("unix:", config_.control_socket);
   options.block_bytes = scheduler.geometry.block_bytes;
+  if (backend_ != nullptr) {
+    options.block_bytes = StoredPartBytes(options.block_bytes) * memory_->ranks();
+    options.backend = backend_.get();
+  }
   options.block_tokens = scheduler.geometry.block_tokens;
   store_ = std::make_unique<BlockStoreClient>(options, memory_.get());
   memory_->SetArenaListener(store_.get());
@@ -270,8 +274,11 @@ absl::StatusOr<ParameterGate*> WorkerProcess::MakeSwap(absl::Span<const ModelMem
                                                        int32_t swap_blocks) {
   if (swap_blocks == 0 && store_ == nullptr) return &memory_->gate();
   if (backend_ != nullptr) {
-    auto swap =
-        MakeCudaSwapCopier(memory, config_.gpus, swap_blocks, model_.num_layers, &memory_->pacer());
+    auto swap = MakeCudaSwapCopier(memory, {.gpus = config_.gpus,
+                                            .slots = swap_blocks,
+                                            .layers = model_.num_layers,
+                                            .block_store = store_ != nullptr,
+                                            .pacer = &memory_->pacer()});
     if (!swap.ok()) return swap.status();
     swap_ = *std::move(swap);
   } else {

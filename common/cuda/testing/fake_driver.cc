@@ -149,7 +149,11 @@ void FakeCuda::Reset() {
   SetMemory(GiB(64));
   CorruptCopy(0);
   SetPeerAccess(true);
+  RefuseRegistrations(false);
+  RefuseBatches(false);
   Resume();
+  MutexLock lock(&TheState().mu);
+  TheState().batched_copies = 0;
 }
 
 void FakeCuda::SetPeerAccess(bool possible) {
@@ -186,6 +190,26 @@ size_t FakeCuda::Mappings() {
 size_t FakeCuda::Registered() {
   MutexLock lock(&TheState().mu);
   return TheState().registered.size();
+}
+
+bool FakeCuda::IsRegistered(const void* address) {
+  MutexLock lock(&TheState().mu);
+  return fake_cuda::RangeAround(TheState().registered, address);
+}
+
+void FakeCuda::RefuseRegistrations(bool refuse) {
+  MutexLock lock(&TheState().mu);
+  TheState().refuse_registrations = refuse;
+}
+
+void FakeCuda::RefuseBatches(bool refuse) {
+  MutexLock lock(&TheState().mu);
+  TheState().refuse_batches = refuse;
+}
+
+int64_t FakeCuda::BatchedCopies() {
+  MutexLock lock(&TheState().mu);
+  return TheState().batched_copies;
 }
 
 void FakeCuda::Pause() {

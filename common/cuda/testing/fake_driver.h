@@ -8,13 +8,16 @@
 // and unmapped; memory is accessible after cuMemSetAccess only (before, an access is a SIGSEGV);
 // streams are in order and asynchronous; calls that need a context fail without one, and those
 // about a stream or an event with the context of another device; memory is one device's, in every
-// process, and copies and fills fail where it is open to another device than the stream's.
+// process, and copies and fills fail where it is open to another device than the stream's; copies
+// of a batch lie within one allocation each, and go in no order; memory that this process may only
+// read is registered as such.
 //
 // FakeCuda::kDevices devices, "Fake GPU". Thread-safe.
 #ifndef PALIMPSEST_COMMON_CUDA_TESTING_FAKE_DRIVER_H_
 #define PALIMPSEST_COMMON_CUDA_TESTING_FAKE_DRIVER_H_
 
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <string>
 
@@ -44,6 +47,14 @@ class FakeCuda {
   static size_t Handles();
   static size_t Mappings();
   static size_t Registered();  // host ranges
+  static bool IsRegistered(const void* address);
+
+  // As where no more memory may be pinned.
+  static void RefuseRegistrations(bool refuse);
+  // As a driver that has cuMemcpyBatchAsync and will not do it.
+  static void RefuseBatches(bool refuse);
+  // Copies that batches consisted of, since Reset.
+  static int64_t BatchedCopies();
 
   // Whether devices reach each other's memory; they do after Reset.
   static void SetPeerAccess(bool possible);

@@ -5,7 +5,10 @@
 #include <unistd.h>
 
 #include <cstdlib>
+#include <fstream>
 #include <iterator>
+#include <sstream>
+#include <string>
 #include <utility>
 
 #include "common/cuda/testing/fake_state.h"
@@ -244,11 +247,29 @@ CUresult MemUnmap(CUdeviceptr address, size_t size) {
 
 // Host memory.
 
+// Of the mapping that contains the address.
+bool Writable(const void* address) {
+  std::ifstream maps("/proc/self/maps");
+  const auto wanted = reinterpret_cast<uintptr_t>(address);
+  for (std::string line; std::getline(maps, line);) {
+    std::istringstream fields(line);
+    uintptr_t begin = 0, end = 0;
+    char dash = 0;
+    std::string access;
+    fields >> std::hex >> begin >> dash >> end >> access;
+    if (begin <= wanted && wanted < end) return access.size() > 1 && access[1] == 'w';
+  }
+  return false;
+}
+
 CUresult MemHostRegister(void* address, size_t size, unsigned flags) {
   if (NoContext()) return CUDA_ERROR_INVALID_CONTEXT;
   // A read-only mapping of a sealed file registers only as such.
-  if ((flags & CU_MEMHOSTREGISTER_READ_ONLY) == 0) return CUDA_ERROR_NOT_PERMITTED;
+  if ((flags & CU_MEMHOSTREGISTER_READ_ONLY) == 0 && !Writable(address)) {
+    return CUDA_ERROR_NOT_PERMITTED;
+  }
   MutexLock lock(&TheState().mu);
+  if (TheState().refuse_registrations) return CUDA_ERROR_OUT_OF_MEMORY;
   if (!TheState().registered.emplace(address, size).second) {
     return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
   }
@@ -270,6 +291,13 @@ CUresult MemFreeHost(void* address) {
 }
 
 }  // namespace
+
+bool RangeAround(const std::map<const void*, size_t>& ranges, const void* address) {
+  auto range = ranges.upper_bound(address);
+  if (range == ranges.begin()) return false;
+  --range;
+  return address < static_cast<const std::byte*>(range->first) + range->second;
+}
 
 void AddMemory(CudaDriver& t) {
   t.cuMemCreate = MemCreate;

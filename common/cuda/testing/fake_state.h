@@ -6,6 +6,7 @@
 
 #include <array>
 #include <cstddef>
+#include <cstdint>
 #include <map>
 #include <memory>
 #include <set>
@@ -43,7 +44,10 @@ struct State {
   std::set<ino_t> created ABSL_GUARDED_BY(mu);  // by this process
   std::map<CUdeviceptr, size_t> ranges ABSL_GUARDED_BY(mu);
   std::map<CUdeviceptr, Mapped> mappings ABSL_GUARDED_BY(mu);
-  std::map<void*, size_t> registered ABSL_GUARDED_BY(mu);
+  std::map<const void*, size_t> registered ABSL_GUARDED_BY(mu);
+  bool refuse_registrations ABSL_GUARDED_BY(mu) = false;
+  bool refuse_batches ABSL_GUARDED_BY(mu) = false;
+  int64_t batched_copies ABSL_GUARDED_BY(mu) = 0;
   bool paused ABSL_GUARDED_BY(mu) = false;
   bool peer_access ABSL_GUARDED_BY(mu) = true;
   int corrupt ABSL_GUARDED_BY(mu) = 0;
@@ -60,6 +64,9 @@ CUcontext ContextOf(int device);
 CUcontext& CurrentContext();
 inline bool NoContext() { return CurrentContext() == nullptr; }
 int CurrentDevice();
+
+// Whether one of the ranges contains the address.
+bool RangeAround(const std::map<const void*, size_t>& ranges, const void* address);
 
 // Created by this process and reachable from it.
 size_t InUse(State& state, int device) ABSL_EXCLUSIVE_LOCKS_REQUIRED(state.mu);

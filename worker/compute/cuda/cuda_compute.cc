@@ -80,18 +80,19 @@ absl::StatusOr<CudaCompute> MakeCudaCompute(const ModelConfig& model, const Imag
 }
 
 absl::StatusOr<std::unique_ptr<SwapCopier>> MakeCudaSwapCopier(absl::Span<const ModelMemory> memory,
-                                                               const std::vector<int>& gpus,
-                                                               int32_t slots, int layers,
-                                                               LinkPacer* pacer) {
+                                                               const CudaSwapOptions& options) {
   const absl::StatusOr<const CudaDriver*> driver = CudaDriver::Load();
   if (!driver.ok()) return driver.status();
   std::vector<CudaSwapCopier::Rank> ranks;
   for (size_t i = 0; i < memory.size(); ++i) {
-    absl::StatusOr<CudaContextPtr> context = CudaContext::Open(**driver, gpus[i]);
+    absl::StatusOr<CudaContextPtr> context = CudaContext::Open(**driver, options.gpus[i]);
     if (!context.ok()) return context.status();
     ranks.push_back({*std::move(context), memory[i]});
   }
-  return CudaSwapCopier::Create(std::move(ranks), slots, layers, pacer);
+  return CudaSwapCopier::Create(std::move(ranks), {.slots = options.slots,
+                                                   .layers = options.layers,
+                                                   .block_store = options.block_store,
+                                                   .pacer = options.pacer});
 }
 
 }  // namespace palimpsest

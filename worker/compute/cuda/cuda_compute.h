@@ -47,14 +47,24 @@ absl::StatusOr<CudaCompute> MakeCudaCompute(const ModelConfig& model, const Imag
                                             absl::Span<const ModelMemory> memory,
                                             ParameterGate* gate, const CudaComputeOptions& options);
 
-// What swaps KV blocks of `layers` layers between `gpus`, one for each rank, and an arena of
-// `slots` blocks of each in pinned host memory, which is taken at once: seconds for many gigabytes.
-// KV that returns awaits its turns at `pacer`. As MakeCudaCompute; ResourceExhausted: the host has
-// no such memory.
+struct CudaSwapOptions {
+  // One for each rank.
+  std::vector<int> gpus = {0};
+  // Blocks of the arena of each GPU, in pinned host memory, which is taken at once: seconds for
+  // many gigabytes.
+  int32_t slots = 0;
+  // Parts of a block.
+  int layers = 1;
+  // Whether transfers of a block store will come; blocks lie there as common/stored_block.h says.
+  bool block_store = false;
+  // KV that returns awaits its turns there, if it is not null.
+  LinkPacer* pacer = nullptr;
+};
+
+// What swaps KV blocks between the GPUs and host memory. As MakeCudaCompute; ResourceExhausted: the
+// host has no such memory.
 absl::StatusOr<std::unique_ptr<SwapCopier>> MakeCudaSwapCopier(absl::Span<const ModelMemory> memory,
-                                                               const std::vector<int>& gpus,
-                                                               int32_t slots, int layers,
-                                                               LinkPacer* pacer);
+                                                               const CudaSwapOptions& options);
 
 }  // namespace palimpsest
 

@@ -45,17 +45,22 @@ class CudaSwapCopierTest : public ::testing::Test {
   }
 
   FakeGpuBlocks gpus_{kSlab, kSlabs, kBlock};
-  std::unique_ptr<CudaSwapCopier> copier_ =
-      *CudaSwapCopier::Create(gpus_.Ranks<CudaSwapCopier::Rank>(), kSlots, kLayers);
+  std::unique_ptr<CudaSwapCopier> copier_ = *CudaSwapCopier::Create(
+      gpus_.Ranks<CudaSwapCopier::Rank>(), {.slots = kSlots, .layers = kLayers});
 };
 
+// By batches, or copy by copy; awaited layer by layer, or not.
 TEST_F(CudaSwapCopierTest, BringsBackWhatItTookAndTouchesNothingElse) {
   std::mt19937 random(1);
   std::vector<int> blocks(kBlocks);
   std::map<uint32_t, int> slots;
   for (uint32_t b = 0; b < kBlocks; ++b)
     gpus_.Fill(b, blocks[b] = static_cast<int>(random() % 200));
-  for (uint64_t id = 1; id < 40; ++id) {
+  for (uint64_t id = 1; id < 60; ++id) {
+    if (id == 45) {
+      EXPECT_GT(FakeCuda::BatchedCopies(), 0);
+      FakeCuda::RefuseBatches(true);
+    }
     const bool out = random() % 2 == 0;
     // Neighbours now and then, so that some copies are of several blocks.
     std::vector<uint32_t> order(std::min<uint32_t>(kBlocks, kSlots));
@@ -73,14 +78,16 @@ TEST_F(CudaSwapCopierTest, BringsBackWhatItTookAndTouchesNothingElse) {
         blocks[order[i]] = slots[places[i]];
       }
     }
-    ASSERT_NO_FATAL_FAILURE(Finish(Transfer(id, out ? Direction::kOut : Direction::kIn, moves)));
+    ASSERT_NO_FATAL_FAILURE(Finish(Transfer(id, out ? Direction::kOut : Direction::kIn, moves,
+                                            /*awaited=*/!out && random() % 2 == 0)));
     for (uint32_t b = 0; b < kBlocks; ++b) ASSERT_TRUE(gpus_.Holds(b, blocks[b])) << b;
   }
 }
 
 TEST_F(CudaSwapCopierTest, KvThatReturnsAwaitsItsTurnsOnEachLink) {
   LinkPacer pacer;
-  copier_ = *CudaSwapCopier::Create(gpus_.Ranks<CudaSwapCopier::Rank>(), kSlots, kLayers, &pacer);
+  copier_ = *CudaSwapCopier::Create(gpus_.Ranks<CudaSwapCopier::Rank>(),
+                                    {.slots = kSlots, .layers = kLayers, .pacer = &pacer});
   const std::vector<SwapMove> moves = {{BlockId(1), SwapSlot(0)}, {BlockId(4), SwapSlot(3)}};
   ASSERT_NO_FATAL_FAILURE(Finish(Transfer(1, Direction::kOut, moves)));
   EXPECT_EQ(pacer.copied(LinkPacer::Kind::kBlocks), Bytes(0));

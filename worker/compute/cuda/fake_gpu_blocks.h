@@ -8,6 +8,7 @@
 #include <cstring>
 #include <vector>
 
+#include "absl/types/span.h"
 #include "common/cuda/context.h"
 #include "common/cuda/testing/fake_driver.h"
 #include "common/cuda/virtual_memory.h"
@@ -18,7 +19,8 @@ namespace palimpsest {
 // Resets the double. What uses the blocks must have ended before this goes.
 class FakeGpuBlocks {
  public:
-  FakeGpuBlocks(Bytes slab, int slabs, Bytes block) : size_(slab * slabs), block_(block) {
+  FakeGpuBlocks(Bytes slab, int slabs, Bytes block)
+      : size_(slab * slabs), slab_(slab), block_(block) {
     FakeCuda::Reset();
     for (const int gpu : {1, 0}) {
       contexts_.push_back(*CudaContext::Open(FakeCudaDriver(), gpu));
@@ -44,6 +46,7 @@ class FakeGpuBlocks {
       ranks.push_back({contexts_[i], {}});
       ranks.back().memory.kv = reinterpret_cast<std::byte*>(ranges_[i].base());
       ranks.back().memory.kv_block_bytes = block_;
+      ranks.back().memory.slab_bytes = slab_;
     }
     return ranks;
   }
@@ -65,12 +68,18 @@ class FakeGpuBlocks {
     return true;
   }
 
+  // The block's bytes on a GPU.
+  absl::Span<std::byte> Part(size_t rank, uint32_t block) const {
+    return {At(ranges_[rank], block), static_cast<size_t>(block_.count())};
+  }
+
  private:
   std::byte* At(const CudaAddressRange& range, uint32_t block) const {
     return reinterpret_cast<std::byte*>(range.base()) + (block_ * block).count();
   }
 
   const Bytes size_;
+  const Bytes slab_;
   const Bytes block_;
   std::vector<CudaContextPtr> contexts_;
   std::vector<CudaAddressRange> ranges_;

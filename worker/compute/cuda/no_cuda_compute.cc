@@ -19,8 +19,7 @@ absl::StatusOr<CudaCompute> MakeCudaCompute(const ModelConfig&, const ImageLayou
 }
 
 absl::StatusOr<std::unique_ptr<SwapCopier>> MakeCudaSwapCopier(absl::Span<const ModelMemory>,
-                                                               const std::vector<int>&, int32_t,
-                                                               int, LinkPacer*) {
+                                                               const CudaSwapOptions&) {
   return NoCuda();
 }
 

@@ -1,5 +1,6 @@
-// Checks on the GPU machine that KV goes to host memory and back: bytes, speed against the link,
-// and the tokens of an engine whose sequences are swapped all the time.
+// Checks on the GPU machine that KV goes to host memory and back, to memory of a block store as
+// well: bytes, speed against the link, and the tokens of an engine whose sequences are swapped all
+// the time.
 //
 //   swap_check [--device N] [--gemm-cache FILE]
 //
@@ -8,10 +9,7 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
-#include <iostream>
 #include <memory>
-#include <numeric>
 #include <random>
 #include <string>
 #include <utility>
@@ -20,12 +18,13 @@
 #include "CLI/CLI.hpp"
 #include "common/cuda/driver.h"
 #include "common/cuda/status.h"
-#include "common/cuda/virtual_memory.h"
 #include "tools/gpu_check/check_report.h"
 #include "tools/gpu_check/timing.h"
+#include "worker/compute/cuda/checked_region.h"
 #include "worker/compute/cuda/cuda_block_copier.h"
 #include "worker/compute/cuda/cuda_swap_copier.h"
 #include "worker/compute/cuda/gpu_model.h"
+#include "worker/compute/cuda/swap_store_check.h"
 #include "worker/core/swap_gate.h"
 #include "worker/memory/fake_memory_client.h"
 #include "worker/server/engine.h"
@@ -34,70 +33,6 @@ namespace palimpsest::cuda {
 namespace {
 
 using Direction = SwapTransfer::Direction;
-
-[[noreturn]] void Die(const absl::Status& status) {
-  std::cerr << "swap_check: " << status << "\n";
-  std::exit(EXIT_FAILURE);
-}
-
-template <typename T>
-T ValueOrDie(absl::StatusOr<T> value) {
-  if (!value.ok()) Die(value.status());
-  return *std::move(value);
-}
-
-void OkOrDie(const absl::Status& status) {
-  if (!status.ok()) Die(status);
-}
-
-// KV in slabs of 32 MiB that blocks straddle, as a worker has it.
-class Region {
- public:
-  Region(CudaContextPtr context, int device, int slabs, Bytes block)
-      : context_(std::move(context)), slabs_(slabs) {
-    range_ = ValueOrDie(CudaAddressRange::Reserve(context_->driver(), device, kSlab * slabs));
-    for (int i = 0; i < slabs; ++i) {
-      allocations_.push_back(ValueOrDie(CudaAllocation::Create(context_->driver(), device, kSlab)));
-      OkOrDie(range_.Map(kSlab * i, kSlab, allocations_.back()));
-    }
-    OkOrDie(range_.Open(Bytes(0), kSlab * slabs));
-    memory_.kv = reinterpret_cast<std::byte*>(range_.base());
-    memory_.kv_block_bytes = block;
-  }
-  ~Region() { (void)range_.Unmap(Bytes(0), kSlab * slabs_); }
-
-  const ModelMemory& memory() const { return memory_; }
-  int32_t blocks() const { return static_cast<int32_t>(kSlab * slabs_ / memory_.kv_block_bytes); }
-
-  void Write(uint32_t block, const std::vector<std::byte>& bytes) {
-    OkOrDie(CudaStatus(cudaMemcpy(At(block), bytes.data(), bytes.size(), cudaMemcpyHostToDevice),
-                       "write a block"));
-  }
-  std::vector<std::byte> Read(uint32_t block) {
-    std::vector<std::byte> bytes(static_cast<size_t>(memory_.kv_block_bytes.count()));
-    OkOrDie(CudaStatus(cudaMemcpy(bytes.data(), At(block), bytes.size(), cudaMemcpyDeviceToHost),
-                       "read a block"));
-    return bytes;
-  }
-
- private:
-  static constexpr Bytes kSlab = MiB(32);
-
-  std::byte* At(uint32_t block) { return memory_.kv + (memory_.kv_block_bytes * block).count(); }
-
-  const CudaContextPtr context_;
-  const int slabs_;
-  CudaAddressRange range_;
-  std::vector<CudaAllocation> allocations_;
-  ModelMemory memory_;
-};
-
-std::vector<std::byte> Pattern(Bytes size, uint32_t seed) {
-  std::mt19937 random(seed);
-  std::vector<std::byte> bytes(static_cast<size_t>(size.count()));
-  for (std::byte& byte : bytes) byte = static_cast<std::byte>(random());
-  return bytes;
-}
 
 std::vector<SwapMove> Moves(const std::vector<uint32_t>& blocks,
                             const std::vector<uint32_t>& slots) {
@@ -108,17 +43,13 @@ std::vector<SwapMove> Moves(const std::vector<uint32_t>& blocks,
   return moves;
 }
 
-void Finish(SwapCopier& copier, Direction direction, std::vector<SwapMove> moves) {
+void Finish(SwapCopier& copier, Direction direction, std::vector<SwapMove> moves,
+            bool awaited = false) {
   static uint64_t id = 0;
-  copier.Start({.id = SwapId(++id), .direction = direction, .moves = std::move(moves)});
+  copier.Start(
+      {.id = SwapId(++id), .direction = direction, .awaited = awaited, .moves = std::move(moves)});
   copier.AwaitAll();
   for (const SwapEnded& ended : copier.TakeEnded()) OkOrDie(ended.status);
-}
-
-std::vector<uint32_t> Numbers(uint32_t first, size_t count) {
-  std::vector<uint32_t> numbers(count);
-  std::iota(numbers.begin(), numbers.end(), first);
-  return numbers;
 }
 
 void CheckBytes(CheckReport& report, Region& region, SwapCopier& copier) {
@@ -144,29 +75,12 @@ void CheckBytes(CheckReport& report, Region& region, SwapCopier& copier) {
   report.Verify("swap.bytes", same, "24 blocks out and to other places");
 }
 
-// What the link gives to one large copy from pinned memory, in each direction.
-double LinkRate(Region& region, bool to_device, Bytes bytes) {
-  void* host = nullptr;
-  OkOrDie(CudaStatus(cudaMallocHost(&host, static_cast<size_t>(bytes.count())), "pinned memory"));
-  std::vector<absl::Duration> times;
-  for (int i = 0; i < 5; ++i) {
-    times.push_back(Timed([&] {
-      OkOrDie(CudaStatus(
-          to_device ? cudaMemcpy(region.memory().kv, host, bytes.count(), cudaMemcpyHostToDevice)
-                    : cudaMemcpy(host, region.memory().kv, bytes.count(), cudaMemcpyDeviceToHost),
-          "one large copy"));
-    }));
-  }
-  cudaFreeHost(host);
-  return GigabytesPerSecond(bytes, Median(times));
-}
-
 void MeasureShape(CheckReport& report, const CudaContextPtr& context, int device,
                   const std::string& name, Bytes block, int layers) {
   Region region(context, device, 64, block);
   const size_t count = static_cast<size_t>(region.blocks()) - 2;
-  auto copier = ValueOrDie(
-      CudaSwapCopier::Create({{context, region.memory()}}, static_cast<int32_t>(count), layers));
+  const CudaSwapCopier::Options options = {.slots = static_cast<int32_t>(count), .layers = layers};
+  auto copier = ValueOrDie(CudaSwapCopier::Create({{context, region.memory()}}, options));
   if (name == "llama3-8b") CheckBytes(report, region, *copier);
   const Bytes bytes = block * static_cast<int64_t>(count);
   std::vector<uint32_t> shuffled = Numbers(1, count);
@@ -174,21 +88,42 @@ void MeasureShape(CheckReport& report, const CudaContextPtr& context, int device
   std::shuffle(shuffled.begin(), shuffled.end(), random);
   const double link_in = LinkRate(region, true, bytes);
   const double link_out = LinkRate(region, false, bytes);
+  const auto rate = [&](SwapCopier& by, Direction direction, const std::vector<SwapMove>& moves,
+                        bool awaited) {
+    std::vector<absl::Duration> times;
+    for (int i = 0; i < 5; ++i) {
+      times.push_back(Timed([&] { Finish(by, direction, moves, awaited); }));
+    }
+    return GigabytesPerSecond(bytes, Median(times));
+  };
+  const std::string size = absl::StrCat(bytes.ToString(), ", ", count, " blocks");
   for (const bool scattered : {false, true}) {
     const std::vector<SwapMove> moves =
         Moves(scattered ? shuffled : Numbers(1, count), Numbers(0, count));
-    for (const bool in : {false, true}) {
-      std::vector<absl::Duration> times;
-      for (int i = 0; i < 5; ++i) {
-        times.push_back(
-            Timed([&] { Finish(*copier, in ? Direction::kIn : Direction::kOut, moves); }));
-      }
-      const double rate = GigabytesPerSecond(bytes, Median(times));
-      const std::string what = absl::StrCat("swap.", name, in ? ".in" : ".out",
-                                            scattered ? ".scattered" : ".neighbours");
-      report.Inform(what, rate, "GB/s", absl::StrCat(bytes.ToString(), ", ", count, " blocks"));
-      report.Measure(what + ".share", rate / (in ? link_in : link_out), "of the link",
-                     CheckReport::Limit::kAtLeast, 0.85);
+    const auto measure = [&](const std::string& way, Direction direction, bool awaited) {
+      const std::string what =
+          absl::StrCat("swap.", name, way, scattered ? ".scattered" : ".neighbours");
+      const double found = rate(*copier, direction, moves, awaited);
+      report.Inform(what, found, "GB/s", size);
+      report.Measure(what + ".share", found / (direction == Direction::kIn ? link_in : link_out),
+                     "of the link", CheckReport::Limit::kAtLeast, 0.85);
+    };
+    measure(".out", Direction::kOut, false);
+    // Layer by layer, for steps that follow; then in whole blocks.
+    measure(".in", Direction::kIn, true);
+    measure(".in_blocks", Direction::kIn, false);
+  }
+  {
+    // As with a driver that has no batches.
+    CudaDriver driver = context->driver();
+    driver.cuMemcpyBatchAsync = nullptr;
+    const CudaContextPtr old = ValueOrDie(CudaContext::Open(driver, device));
+    auto singly = ValueOrDie(CudaSwapCopier::Create({{old, region.memory()}}, options));
+    const std::vector<SwapMove> moves = Moves(shuffled, Numbers(0, count));
+    for (const bool awaited : {true, false}) {
+      report.Inform(
+          absl::StrCat("swap.", name, awaited ? ".in" : ".in_blocks", ".scattered.singly"),
+          rate(*singly, Direction::kIn, moves, awaited) / link_in, "of the link");
     }
   }
   // Both directions at once, on disjoint blocks.
@@ -387,8 +322,8 @@ void CheckTokens(CheckReport& report, int device, const std::string& gemm_cache)
   };
   compare("recompute", Serve(*model, kScarce, 0, 0, nullptr), true);
   for (const int32_t overlap : {0, 1000}) {
-    auto swap = ValueOrDie(
-        CudaSwapCopier::Create({{context, model->memory(0)}}, 1000, model->config().num_layers));
+    auto swap = ValueOrDie(CudaSwapCopier::Create(
+        {{context, model->memory(0)}}, {.slots = 1000, .layers = model->config().num_layers}));
     const Answers answers = Serve(*model, kScarce, 1000, overlap, swap.get());
     const std::string name = overlap > 0 ? "joining" : "returned";
     compare(name, answers, true);
@@ -396,8 +331,8 @@ void CheckTokens(CheckReport& report, int device, const std::string& gemm_cache)
                   answers.counters.blocks_swapped_in > 0 &&
                       answers.counters.swapped_preemptions == answers.counters.preemptions);
   }
-  auto swap = ValueOrDie(
-      CudaSwapCopier::Create({{context, model->memory(0)}}, 1000, model->config().num_layers));
+  auto swap = ValueOrDie(CudaSwapCopier::Create(
+      {{context, model->memory(0)}}, {.slots = 1000, .layers = model->config().num_layers}));
   ForgetfulCopier forgetful(swap.get());
   compare("forgetful", Serve(*model, kScarce, 1000, 1000, &forgetful), false);
 }
@@ -410,6 +345,7 @@ int Run(int device, const std::string& gemm_cache) {
   OkOrDie(context->MakeCurrent());
   MeasureShape(report, context, device, "llama3-8b", KiB(64) * 32, 32);
   MeasureShape(report, context, device, "opt-13b", KiB(320) * 40, 40);
+  CheckSwapStore(report, context, device);
   CheckTokens(report, device, gemm_cache);
   return report.exit_status();
 }

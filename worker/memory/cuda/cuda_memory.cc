@@ -25,6 +25,20 @@ struct Import {
 };
 using ImportPtr = std::shared_ptr<const Import>;
 
+class RegisteredMemory final : public HostPin {
+ public:
+  RegisteredMemory(CudaContextPtr context, std::byte* memory)
+      : context_(std::move(context)), memory_(memory) {}
+  ~RegisteredMemory() override {
+    (void)context_->MakeCurrent();
+    context_->driver().cuMemHostUnregister(memory_);
+  }
+
+ private:
+  const CudaContextPtr context_;
+  std::byte* const memory_;
+};
+
 }  // namespace
 
 // What slabs that were given back left behind, by memory id. At most one for each slab: whatever a
@@ -269,6 +283,18 @@ absl::StatusOr<std::shared_ptr<RegionMemory>> CudaMemory::Reserve(uint32_t place
 absl::StatusOr<std::unique_ptr<ImageRestorer>> CudaMemory::OpenImage(UniqueFd image,
                                                                      const ImageShape& shape) {
   return CudaImageRestorer::Open(contexts_, std::move(image), shape, options_.restore_window);
+}
+
+absl::StatusOr<std::unique_ptr<HostPin>> CudaMemory::Pin(absl::Span<std::byte> memory) {
+  const CudaContextPtr& context = contexts_.front();
+  if (absl::Status status = context->MakeCurrent(); !status.ok()) return status;
+  // Portable: pinned for every GPU.
+  const absl::Status status =
+      context->driver().Check(context->driver().cuMemHostRegister(memory.data(), memory.size(),
+                                                                  CU_MEMHOSTREGISTER_PORTABLE),
+                              "registering host memory with the GPU");
+  if (!status.ok()) return status;
+  return std::make_unique<RegisteredMemory>(context, memory.data());
 }
 
 absl::StatusOr<Bytes> CudaMemory::DeviceMemoryUse(int rank) const {

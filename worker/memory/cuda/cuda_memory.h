@@ -10,12 +10,14 @@
 #ifndef PALIMPSEST_WORKER_MEMORY_CUDA_CUDA_MEMORY_H_
 #define PALIMPSEST_WORKER_MEMORY_CUDA_CUDA_MEMORY_H_
 
+#include <cstddef>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "common/bytes.h"
 #include "common/cuda/context.h"
 #include "worker/memory/region_memory.h"
@@ -42,6 +44,7 @@ class CudaMemory : public MemoryBackend {
   // The image is registered with the driver, so that it is copied at the link's speed.
   absl::StatusOr<std::unique_ptr<ImageRestorer>> OpenImage(UniqueFd image,
                                                            const ImageShape& shape) override;
+  absl::StatusOr<std::unique_ptr<HostPin>> Pin(absl::Span<std::byte> memory) override;
   absl::StatusOr<Bytes> DeviceMemoryUse(int rank) const override;
   Bytes context_bytes(int rank) const override { return context_bytes_[static_cast<size_t>(rank)]; }
   bool Keeps(uint64_t memory_id) const override;

@@ -470,6 +470,20 @@ TEST_P(PeerImageTest, MemoryThatCannotBeUsedChangesNothing) {
   EXPECT_EQ(*rate, 0);
 }
 
+TEST_P(CudaMemoryTest, HostMemoryIsPinnedForAllAndLetGo) {
+  std::vector<std::byte> memory(KiB(64).count());
+  {
+    const auto pin = memory_->Pin(absl::MakeSpan(memory));
+    ASSERT_TRUE(pin.ok()) << pin.status();
+    EXPECT_TRUE(FakeCuda::IsRegistered(memory.data()));
+    EXPECT_FALSE(memory_->Pin(absl::MakeSpan(memory)).ok());
+  }
+  EXPECT_FALSE(FakeCuda::IsRegistered(memory.data()));
+  FakeCuda::RefuseRegistrations(true);
+  EXPECT_TRUE(absl::IsResourceExhausted(memory_->Pin(absl::MakeSpan(memory)).status()));
+  FakeCuda::RefuseRegistrations(false);
+}
+
 TEST_P(CudaImageRestorerTest, FilesThatAreNoImageAreRefused) {
   ImageShape parts = shape_;
   ++parts.ranks;

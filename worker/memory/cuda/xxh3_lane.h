@@ -66,6 +66,25 @@ PALIMPSEST_HOST_DEVICE Words Load(const unsigned char* stripe, int lane) {
 #endif
 }
 
+// What is hashed: stripes by their offset. All of it is there.
+struct Whole {
+  const unsigned char* data;
+
+  PALIMPSEST_HOST_DEVICE Words Stripe(size_t offset, int lane) const {
+    return Load(data + offset, lane);
+  }
+};
+
+// Only the first `own` bytes are, a multiple of 16; zero bytes follow.
+struct Padded {
+  const unsigned char* data;
+  size_t own;
+
+  PALIMPSEST_HOST_DEVICE Words Stripe(size_t offset, int lane) const {
+    return offset + 16 * (lane / 2) < own ? Load(data + offset, lane) : Words{0, 0};
+  }
+};
+
 PALIMPSEST_HOST_DEVICE uint64_t Initial(int lane) {
   switch (lane) {
     case 0:
@@ -99,10 +118,11 @@ PALIMPSEST_HOST_DEVICE uint64_t SecretAt(const uint64_t* secret, int offset) {
   return shift == 0 ? low : low | secret[offset / 8 + 1] << (64 - shift);
 }
 
-// What lane 0 .. 7 ends with. `size` is a multiple of 16 and at least kShortestInput, `data`
-// aligned to 16 bytes.
-PALIMPSEST_HOST_DEVICE uint64_t Accumulate(const uint64_t* secret, const unsigned char* data,
-                                           size_t size, int lane) {
+// What lane 0 .. 7 ends with. `size` is a multiple of 16 and at least kShortestInput, the bytes of
+// `input` aligned to 16 bytes.
+template <typename Input>
+PALIMPSEST_HOST_DEVICE uint64_t Accumulate(const uint64_t* secret, const Input& input, size_t size,
+                                           int lane) {
   uint64_t keys[kStripesPerBlock];
 #if defined(__CUDA_ARCH__)
 #pragma unroll
@@ -111,15 +131,16 @@ PALIMPSEST_HOST_DEVICE uint64_t Accumulate(const uint64_t* secret, const unsigne
   uint64_t accumulator = Initial(lane);
   const size_t blocks = (size - 1) / kBlockBytes;
   const uint64_t scramble = secret[kStripesPerBlock + lane];
+  size_t offset = 0;
   for (size_t b = 0; b < blocks; ++b) {
 #if defined(__CUDA_ARCH__)
 #pragma unroll
 #endif
     for (int s = 0; s < kStripesPerBlock; ++s) {
-      accumulator = Step(accumulator, Load(data + s * kStripeBytes, lane), keys[s]);
+      accumulator = Step(accumulator, input.Stripe(offset + s * kStripeBytes, lane), keys[s]);
     }
     accumulator = (accumulator ^ (accumulator >> 47) ^ scramble) * kPrime32_1;
-    data += kBlockBytes;
+    offset += kBlockBytes;
   }
   const size_t rest = size - blocks * kBlockBytes;
   const int stripes = static_cast<int>((rest - 1) / kStripeBytes);
@@ -128,10 +149,10 @@ PALIMPSEST_HOST_DEVICE uint64_t Accumulate(const uint64_t* secret, const unsigne
 #endif
   for (int s = 0; s < kStripesPerBlock; ++s) {
     if (s < stripes) {
-      accumulator = Step(accumulator, Load(data + s * kStripeBytes, lane), keys[s]);
+      accumulator = Step(accumulator, input.Stripe(offset + s * kStripeBytes, lane), keys[s]);
     }
   }
-  return Step(accumulator, Load(data + rest - kStripeBytes, lane),
+  return Step(accumulator, input.Stripe(offset + rest - kStripeBytes, lane),
               SecretAt(secret, 121 + 8 * lane));
 }
 

@@ -1,8 +1,8 @@
 // A few threads that carry out tasks in the order in which they came, those that are urgent first.
 //
 // Thread-safe. Whoever pushes bounds how many tasks there are.
-#ifndef PALIMPSEST_BROKER_BLOCKS_TASK_QUEUE_H_
-#define PALIMPSEST_BROKER_BLOCKS_TASK_QUEUE_H_
+#ifndef PALIMPSEST_COMMON_TASK_QUEUE_H_
+#define PALIMPSEST_COMMON_TASK_QUEUE_H_
 
 #include <deque>
 #include <thread>
@@ -77,4 +77,4 @@ class TaskQueue {
 
 }  // namespace palimpsest
 
-#endif  // PALIMPSEST_BROKER_BLOCKS_TASK_QUEUE_H_
+#endif  // PALIMPSEST_COMMON_TASK_QUEUE_H_
