@@ -2,7 +2,6 @@
 #ifndef PALIMPSEST_WORKER_COMPUTE_CUDA_FAKE_GPU_BLOCKS_H_
 #define PALIMPSEST_WORKER_COMPUTE_CUDA_FAKE_GPU_BLOCKS_H_
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -59,9 +58,9 @@ class FakeGpuBlocks {
   }
   bool Holds(uint32_t block, int byte) const {
     for (const CudaAddressRange& range : ranges_) {
-      const auto wanted = static_cast<std::byte>(byte++);
-      if (!std::all_of(At(range, block), At(range, block) + block_.count(),
-                       [wanted](std::byte b) { return b == wanted; })) {
+      const std::byte* const bytes = At(range, block);
+      if (bytes[0] != static_cast<std::byte>(byte++) ||
+          std::memcmp(bytes, bytes + 1, static_cast<size_t>(block_.count()) - 1) != 0) {
         return false;
       }
     }
