@@ -126,9 +126,11 @@ TEST_P(BlocksTest, SecondTurnComesBackFromHostMemoryAndFromBelow) {
   Trim(node);
   node.Await("everything below T1",
              [&] { return Row(node, "dram").blocks() == 0 && Row(node, "nvme").blocks() >= 50; });
-  // Blocks that come up need a chunk that is there, which this request brings about.
-  EXPECT_TRUE(node.Generate(Ask(LongText(950), 8)).status.ok());
-  node.Await("a chunk of T1", [&] { return Row(node, "dram").blocks() >= 50; });
+  // Blocks that come up need a chunk that is there, which a request brings about and the next uses.
+  node.Await("a chunk of T1", [&] {
+    EXPECT_TRUE(node.Generate(Ask(LongText(950), 8)).status.ok());
+    return Row(node, "dram").blocks() >= 50;
+  });
   ExpectSame(calm[2], node.Generate(requests[2]));
   // A GPU may compute so small a model's tokens sooner than a disk has them.
   if (GetParam() == NodeBackend::kHost) EXPECT_GT(Row(node, "nvme").promoted_blocks(), 0u);

@@ -1,9 +1,11 @@
 #include "broker/blocks/block_service.h"
 
+#include <memory>
 #include <optional>
 #include <utility>
 
 #include "broker/blocks/block_messages.h"
+#include "broker/blocks/block_watch.h"
 #include "common/grpc_status.h"
 #include "common/mutex.h"
 
@@ -255,6 +257,22 @@ grpc::Status BlockAdminService::CheckTiers(grpc::ServerContext*,
     out.set_load_bytes_per_second(tier.check.load_rate);
   }
   return grpc::Status::OK;
+}
+
+grpc::ServerWriteReactor<v1::WatchBlocksResponse>* BlockAdminService::WatchBlocks(
+    grpc::CallbackServerContext*, const v1::WatchBlocksRequest* request) {
+  if (store_ == nullptr) {
+    // Deletes itself when gRPC has said so.
+    class Refusal : public grpc::ServerWriteReactor<v1::WatchBlocksResponse> {
+     public:
+      Refusal() { Finish(ToGrpcStatus(NoTiers())); }
+      void OnDone() override { delete this; }
+    };
+    return new Refusal;
+  }
+  const std::shared_ptr<BlockWatch> watch = BlockWatch::Create(*store_);
+  watch->Begin(*request);
+  return watch.get();
 }
 
 }  // namespace palimpsest

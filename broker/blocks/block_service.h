@@ -2,7 +2,7 @@
 // what operators call (on a socket of their own).
 //
 // Calls of workers are answered on gRPC's threads; an Acquire that waits holds none. Operators'
-// calls block theirs.
+// calls block theirs, but for WatchBlocks.
 //
 // Threads: thread-safe. A store that is stopped answers Unavailable.
 #ifndef PALIMPSEST_BROKER_BLOCKS_BLOCK_SERVICE_H_
@@ -50,7 +50,8 @@ class BlockService : public v1::BlockStore::CallbackService {
   std::vector<v1::Tier> tiers_;  // by TierIndex
 };
 
-class BlockAdminService : public v1::BlockAdmin::Service {
+class BlockAdminService
+    : public v1::BlockAdmin::WithCallbackMethod_WatchBlocks<v1::BlockAdmin::Service> {
  public:
   // As BlockService.
   explicit BlockAdminService(palimpsest::BlockStore* store) : store_(store) {}
@@ -63,6 +64,9 @@ class BlockAdminService : public v1::BlockAdmin::Service {
                      v1::PurgeResponse* response) override;
   grpc::Status CheckTiers(grpc::ServerContext* context, const v1::CheckTiersRequest* request,
                           v1::CheckTiersResponse* response) override;
+  // Holds no thread.
+  grpc::ServerWriteReactor<v1::WatchBlocksResponse>* WatchBlocks(
+      grpc::CallbackServerContext* context, const v1::WatchBlocksRequest* request) override;
 
  private:
   palimpsest::BlockStore* const store_;

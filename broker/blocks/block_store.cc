@@ -52,6 +52,7 @@ blocks::DirectoryOptions DirectoryOptionsFor(const BlockStore::Options& options)
   out.transfer_deadline = tiers.transfer_deadline;
   out.unmap_deadline = tiers.dram.unmap_deadline;
   out.memory_back_off = options.memory_back_off;
+  out.events = options.events;
   return out;
 }
 
@@ -175,13 +176,16 @@ BlockStore::~BlockStore() {
 
 void BlockStore::Stop() {
   absl::flat_hash_map<blocks::WaitId, Waiter> waiters;
+  Effect announce;
   {
     MutexLock lock(&mu_);
     if (std::exchange(stopping_, true)) return;
+    announce = Announce();
     waiters.swap(waiters_);
     changed_.SignalAll();
   }
   for (auto& [id, waiter] : waiters) waiter.done(Stopped());
+  announce();
   if (ticker_.joinable()) ticker_.join();
   if (mover_ != nullptr) mover_->Stop();
 }
@@ -190,8 +194,21 @@ void BlockStore::Collect(absl::Time now, std::vector<Effect>& effects) {
   if (!open_) return;
   const absl::Time next = directory_.Tick(now);
   for (BlockAction& action : directory_.TakeActions()) Take(std::move(action), effects);
+  if (directory_.events().last() != announced_ && !listeners_.empty()) {
+    effects.push_back(Announce());
+  }
   if (next < next_tick_) changed_.SignalAll();
   next_tick_ = next;
+}
+
+BlockStore::Effect BlockStore::Announce() {
+  announced_ = directory_.events().last();
+  std::erase_if(listeners_, [](const auto& listener) { return listener.expired(); });
+  return [listeners = listeners_] {
+    for (const std::weak_ptr<BlockEventListener>& listener : listeners) {
+      if (const auto alive = listener.lock()) alive->OnBlockEvents();
+    }
+  };
 }
 
 void BlockStore::Take(BlockAction action, std::vector<Effect>& effects) {

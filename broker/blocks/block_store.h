@@ -43,6 +43,14 @@
 
 namespace palimpsest {
 
+// Hears that there are new events. Called without locks, on any thread; must not block.
+class BlockEventListener {
+ public:
+  virtual ~BlockEventListener() = default;
+  // Also when the store has stopped.
+  virtual void OnBlockEvents() = 0;
+};
+
 class BlockStore : public BlockSessions, private BlockMover::Listener {
  public:
   struct Tenant {
@@ -61,6 +69,8 @@ class BlockStore : public BlockSessions, private BlockMover::Listener {
     absl::Duration memory_back_off = absl::Seconds(10);
     // Makes the memory of chunks; DramArena's own by default.
     DramArena::Maker chunk_maker;
+    // Events that are remembered.
+    size_t events = size_t{1} << 16;
   };
 
   static constexpr size_t kTokenBytes = 16;
@@ -147,12 +157,30 @@ class BlockStore : public BlockSessions, private BlockMover::Listener {
   absl::StatusOr<std::vector<CheckedTier>> CheckTiers(Bytes block, uint32_t blocks,
                                                       absl::Duration wait);
 
+  // Events of blocks (block_events.h). Unavailable once stopped.
+
+  static constexpr size_t kMostListeners = 16;
+  struct Events {
+    uint64_t last = 0;     // number of the last one that there was
+    bool complete = true;  // false: some behind `after` are gone, or have not been yet
+    std::vector<blocks::BlockEvent> events;
+  };
+  absl::StatusOr<Events> EventsAfter(uint64_t after, size_t limit);
+  // All blocks in all tiers, as of `last`. O(blocks), also in memory.
+  absl::StatusOr<Events> EventSnapshot();
+  // Numbers of events count from this on: another one for each store.
+  uint64_t event_generation() const { return event_generation_; }
+  // As long as it lives. ResourceExhausted.
+  absl::Status AddListener(std::weak_ptr<BlockEventListener> listener);
+
   // Of the tier with that name in the configuration; NotFound.
   absl::StatusOr<blocks::TierIndex> FindTier(absl::string_view name) const;
   // Where other nodes find the memory that is lent to them; empty if none is.
   std::string lending_address() const { return lent_ == nullptr ? "" : lent_->address(); }
   // By TierIndex, as in the configuration.
   std::vector<std::string> tier_names() const;
+  // By TenantId.
+  std::vector<std::string> tenant_names() const;
   Bytes chunk_bytes() const { return options_.tiers.dram.chunk_bytes; }
 
   // The directory's recount, and that of each store. For tests.
@@ -217,6 +245,7 @@ class BlockStore : public BlockSessions, private BlockMover::Listener {
   // The session's attachment is void.
   void Close(SessionId session, absl::Time now, std::vector<Effect>& effects)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  Effect Announce() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void TickLoop();
   void PollTiers();
   // What the configuration gives it.
@@ -240,6 +269,7 @@ class BlockStore : public BlockSessions, private BlockMover::Listener {
   const Clock& clock_;
   // High half of the keys of blocks that CheckTiers sends around: not the directory's.
   const uint64_t check_keys_ = RandomSeed();
+  const uint64_t event_generation_ = RandomSeed();
   HandOverTable& hand_overs_;
   std::unique_ptr<DramArena> arena_;
   std::unique_ptr<StagingPool> staging_;
@@ -258,6 +288,8 @@ class BlockStore : public BlockSessions, private BlockMover::Listener {
   std::vector<blocks::TierState> states_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_map<SessionId, Known> sessions_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_map<blocks::WaitId, Waiter> waiters_ ABSL_GUARDED_BY(mu_);
+  std::vector<std::weak_ptr<BlockEventListener>> listeners_ ABSL_GUARDED_BY(mu_);
+  uint64_t announced_ ABSL_GUARDED_BY(mu_) = 0;  // the last event that they were told of
   // When the directory wants to hear of time again.
   absl::Time next_tick_ ABSL_GUARDED_BY(mu_) = absl::InfinitePast();
   // That changed, the store stops, or a purge may be done.

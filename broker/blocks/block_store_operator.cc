@@ -10,10 +10,51 @@ namespace palimpsest {
 
 using blocks::TierIndex;
 
+namespace {
+
+absl::Status Stopped() { return absl::UnavailableError("the block store is shutting down"); }
+
+}  // namespace
+
 std::vector<std::string> BlockStore::tier_names() const {
   std::vector<std::string> names = {"dram"};
   for (const LowerTierConfig& tier : options_.tiers.lower) names.push_back(tier.name);
   return names;
+}
+
+std::vector<std::string> BlockStore::tenant_names() const {
+  std::vector<std::string> names;
+  for (const Tenant& tenant : options_.tenants) names.push_back(tenant.name);
+  return names;
+}
+
+absl::StatusOr<BlockStore::Events> BlockStore::EventsAfter(uint64_t after, size_t limit) {
+  MutexLock lock(&mu_);
+  if (stopping_) return Stopped();
+  Events result{.last = directory_.events().last(), .complete = true, .events = {}};
+  auto events = directory_.events().After(after, limit);
+  result.complete = events.has_value();
+  if (events.has_value()) result.events = *std::move(events);
+  return result;
+}
+
+absl::StatusOr<BlockStore::Events> BlockStore::EventSnapshot() {
+  MutexLock lock(&mu_);
+  if (stopping_) return Stopped();
+  return Events{
+      .last = directory_.events().last(), .complete = true, .events = directory_.Snapshot()};
+}
+
+absl::Status BlockStore::AddListener(std::weak_ptr<BlockEventListener> listener) {
+  MutexLock lock(&mu_);
+  std::erase_if(listeners_, [](const auto& known) { return known.expired(); });
+  if (listeners_.size() >= kMostListeners) {
+    return absl::ResourceExhaustedError(absl::StrCat(listeners_.size(),
+                                                     " watch blocks, expected at most ",
+                                                     kMostListeners, ": end one of them"));
+  }
+  listeners_.push_back(std::move(listener));
+  return absl::OkStatus();
 }
 
 absl::StatusOr<TierIndex> BlockStore::FindTier(absl::string_view name) const {
@@ -57,7 +98,7 @@ absl::StatusOr<BlockStore::Used> BlockStore::SetLimit(TierIndex tier, const std:
                                                    " in the configuration, expected at most that"));
   }
   if (tier == blocks::kArenaTier) limit = chunk_bytes() * (limit / chunk_bytes());
-  absl::Status status = absl::UnavailableError("the block store is shutting down");
+  absl::Status status = Stopped();
   Used used;
   Decide([&](absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     status = tenant.empty() ? directory_.SetCapacity(tier, limit, now)
@@ -77,7 +118,7 @@ absl::StatusOr<blocks::Trimmed> BlockStore::Trim(std::optional<TierIndex> tier,
                                                  const std::string& tenant, Bytes keep) {
   const absl::StatusOr<std::vector<TenantId>> meant = Meant(tenant);
   if (!meant.ok()) return meant.status();
-  absl::Status status = absl::UnavailableError("the block store is shutting down");
+  absl::Status status = Stopped();
   blocks::Trimmed trimmed;
   Decide([&](absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     status = absl::OkStatus();
@@ -100,7 +141,7 @@ absl::StatusOr<blocks::Trimmed> BlockStore::Trim(std::optional<TierIndex> tier,
 absl::StatusOr<uint64_t> BlockStore::Purge(const std::string& tenant, absl::Duration wait) {
   const absl::StatusOr<TenantId> id = FindTenant(tenant);
   if (!id.ok()) return id.status();
-  absl::StatusOr<uint64_t> forgotten = absl::UnavailableError("the block store is shutting down");
+  absl::StatusOr<uint64_t> forgotten = Stopped();
   Decide([&](absl::Time now)
              ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { forgotten = directory_.Purge(*id, now); });
   if (!forgotten.ok()) return forgotten;
@@ -114,7 +155,7 @@ absl::StatusOr<uint64_t> BlockStore::Purge(const std::string& tenant, absl::Dura
     }
     changed_.WaitWithDeadline(&mu_, deadline);
   }
-  if (stopping_) return absl::UnavailableError("the block store is shutting down");
+  if (stopping_) return Stopped();
   return forgotten;
 }
 

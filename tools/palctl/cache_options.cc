@@ -50,4 +50,17 @@ void AddHint(CLI::App& app, HintOptions& options) {
       ->capture_default_str();
 }
 
+void AddEvents(CLI::App& app, EventsOptions& options) {
+  CLI::App* events = app.add_subcommand(
+      "events",
+      "which KV blocks are in which tier, then what is stored and removed, as it happens");
+  events->add_option("--tenant", options.tenant, "whose blocks (default: everybody's)");
+  events->add_option("--count", options.count, "end after this many events; 0: never")
+      ->capture_default_str();
+  events->add_flag("--snapshot", options.snapshot, "only what is there now");
+  events->add_flag("--json", options.json,
+                   "a line each: {event: snapshot|present|stored|removed, sequence, tenant, tier, "
+                   "key}");
+}
+
 }  // namespace palimpsest::palctl

@@ -13,6 +13,7 @@ void AddRequestHints(CLI::App& generate, GenerateOptions& options);
 
 // Adds commands.
 void AddHint(CLI::App& app, HintOptions& options);
+void AddEvents(CLI::App& app, EventsOptions& options);
 
 }  // namespace palimpsest::palctl
 

@@ -143,6 +143,14 @@ struct PurgeOptions {
 };
 int RunPurge(const Node& node, const PurgeOptions& options, const Terminal& terminal);
 
+struct EventsOptions {
+  std::string tenant;     // empty: everybody's
+  uint64_t count = 0;     // of events behind the snapshot; 0: until it is interrupted
+  bool snapshot = false;  // only that
+  bool json = false;
+};
+int RunEvents(const Node& node, const EventsOptions& options, const Terminal& terminal);
+
 struct BenchControlOptions {
   int64_t calls = 2000;
   bool json = false;

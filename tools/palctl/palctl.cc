@@ -25,8 +25,8 @@ constexpr char kAbout[] =
     "~/.config/palimpsest/node.yaml and ~/.cache/palimpsest/local/node.yaml (tools/quickstart)\n"
     "whose broker socket exists:\n"
     "  broker: broker.sock                    # the broker's control socket\n"
-    "  operator: broker-state/operator.sock   # for doctor, limit, trim and purge: in its "
-    "state_dir\n"
+    "  operator: broker-state/operator.sock   # for doctor, limit, trim, purge and events: in "
+    "its state_dir\n"
     "  router: 127.0.0.1:9100\n"
     "  tokens: {alpha: secrets/alpha.token}   # files that hold the tenants' bearer tokens\n"
     "  tls_ca: ca.pem                         # if the router listens with TLS (--tls-ca)\n"
@@ -57,6 +57,7 @@ struct CommandLine {
   double generate_seconds = 600;
   TokenizeOptions tokenize;
   HintOptions hint;
+  EventsOptions events;
   DrainOptions drain;
   double drain_seconds = 60;
   DoctorOptions doctor;
@@ -446,6 +447,7 @@ int RunCommand(const CLI::App& app, CommandLine& line, const Node& node, const T
   if (app.got_subcommand("limit")) return RunLimit(node, line.limit, terminal);
   if (app.got_subcommand("trim")) return RunTrim(node, line.trim, terminal);
   if (app.got_subcommand("purge")) return RunPurge(node, line.purge, terminal);
+  if (app.got_subcommand("events")) return RunEvents(node, line.events, terminal);
   if (app.got_subcommand("drain")) return RunDrain(node, line.drain, terminal);
   return RunBenchControl(node, line.bench, terminal);
 }
@@ -477,6 +479,7 @@ int RunPalctl(int argc, const char* const* argv, const Terminal& terminal) {
   AddPlan(app, line.plan);
   AddReplay(app, line.replay);
   AddTiers(app, line);
+  AddEvents(app, line.events);
   AddOthers(app, line);
   try {
     app.parse(argc, argv);

@@ -1,5 +1,6 @@
 // What palctl asks of the block store, against one in this process, and how it shows tiers.
 #include <gmock/gmock.h>
+#include <grpc/grpc.h>
 #include <grpcpp/security/server_credentials.h>
 #include <grpcpp/server.h>
 #include <grpcpp/server_builder.h>
@@ -52,10 +53,37 @@ class FakeBlockAdmin : public v1::BlockAdmin::Service {
     if (request->block_bytes() == 1) tier.set_error("a block came back with other bytes");
     return grpc::Status::OK;
   }
+  grpc::Status WatchBlocks(grpc::ServerContext* context, const v1::WatchBlocksRequest* request,
+                           grpc::ServerWriter<v1::WatchBlocksResponse>* writer) override {
+    if (request->tenant() == "gamma") return {grpc::StatusCode::NOT_FOUND, "no tenant gamma"};
+    v1::WatchBlocksResponse message;
+    message.set_sequence(7);
+    message.mutable_snapshot()->set_begins(true);
+    message.mutable_snapshot()->set_missed_events(2);
+    message.mutable_snapshot()->set_ends(true);
+    v1::BlockEvent& event = *message.add_events();
+    event.set_sequence(7);
+    event.set_kind(v1::BlockEvent::KIND_STORED);
+    event.set_tenant("alpha");
+    event.set_tier(v1::TIER_NVME);
+    event.mutable_key()->set_high(0xab);
+    event.mutable_key()->set_low(0x12);
+    writer->Write(message);
+    message.clear_snapshot();
+    for (uint64_t i = 8; !context->IsCancelled(); ++i) {
+      message.mutable_events(0)->set_sequence(i);
+      message.mutable_events(0)->set_kind(v1::BlockEvent::KIND_REMOVED);
+      if (!writer->Write(message)) break;
+    }
+    return grpc::Status::CANCELLED;
+  }
 };
 
 class TiersCommands : public ::testing::Test {
  protected:
+  // gRPC stays until the process ends: taking it down waits up to 10 s for a thread that polls.
+  static void SetUpTestSuite() { grpc_init(); }
+
   TiersCommands() {
     std::string pattern = "/tmp/palctl_tiers_XXXXXX";
     folder_ = mkdtemp(pattern.data());
@@ -111,6 +139,28 @@ TEST_F(TiersCommands, PurgeNeedsATenantThatThereIs) {
   EXPECT_EQ(Run({"purge", "--tenant", "gamma"}), kFailed);
   EXPECT_EQ(Run({"purge", "--tenant", "alpha"}), kDone);
   EXPECT_THAT(out_.str(), HasSubstr("7 blocks of tenant alpha"));
+}
+
+TEST_F(TiersCommands, EventsFollowTheSnapshot) {
+  EXPECT_EQ(Run({"events", "--count", "2"}), kDone) << err_.str();
+  const std::string key = "00000000000000ab0000000000000012";
+  EXPECT_THAT(out_.str(),
+              AllOf(HasSubstr("2 events were missed"), HasSubstr("snapshot, up to event 7"),
+                    HasSubstr("7 present"), HasSubstr("8 removed"), HasSubstr("9 removed"),
+                    ::testing::Not(HasSubstr("10 removed")), HasSubstr(key)));
+  EXPECT_EQ(Run({"events", "--snapshot", "--json"}), kDone) << err_.str();
+  std::istringstream lines(out_.str());
+  std::string line;
+  ASSERT_TRUE(std::getline(lines, line));
+  EXPECT_EQ(json::parse(line)["event"], "snapshot");
+  EXPECT_EQ(json::parse(line)["missed_events"], 2);
+  ASSERT_TRUE(std::getline(lines, line));
+  EXPECT_EQ(json::parse(line), json({{"event", "present"},
+                                     {"sequence", 7},
+                                     {"tenant", "alpha"},
+                                     {"tier", "nvme"},
+                                     {"key", key}}));
+  EXPECT_EQ(Run({"events", "--tenant", "gamma"}), kFailed);
 }
 
 TEST_F(TiersCommands, AMissingSocketIsExplained) {
