@@ -7,6 +7,7 @@
 #include "broker/core/sizing/kv_sizing.h"
 #include "common/file.h"
 #include "common/kv_format.h"
+#include "tools/palctl/bench_heads.h"
 #include "tools/palctl/bench_shapes.h"
 #include "tools/palctl/cache_options.h"
 #include "tools/palctl/commands.h"
@@ -70,6 +71,7 @@ struct CommandLine {
   BenchEngineOptions bench_engine;
   BenchActivationOptions bench_activation;
   BenchRemapOptions bench_remap;
+  BenchHeadsOptions bench_heads;
   PlanOptions plan;
   ReplayOptions replay;
 };
@@ -396,6 +398,7 @@ void AddOthers(CLI::App& app, CommandLine& line) {
   AddBenchEngine(*bench, line.bench_engine);
   AddBenchActivation(*bench, line.bench_activation);
   AddBenchRemap(*bench, line.bench_remap);
+  AddBenchHeads(*bench, line.bench_heads);
 }
 
 absl::StatusOr<NodeAddresses> FindNode(const CommandLine& line) {
@@ -496,6 +499,9 @@ int RunPalctl(int argc, const char* const* argv, const Terminal& terminal) {
   }
   if (app.got_subcommand("bench") && app.get_subcommand("bench")->got_subcommand("remap")) {
     return RunBenchRemap(std::move(line.bench_remap), terminal);
+  }
+  if (app.got_subcommand("bench") && app.get_subcommand("bench")->got_subcommand("heads")) {
+    return RunBenchHeads(line.bench_heads, terminal);
   }
   absl::StatusOr<NodeAddresses> addresses = FindNode(line);
   if (!addresses.ok()) return Fail(terminal, addresses.status());

@@ -4,8 +4,8 @@
 // Attention weights of a query sum to one, so what tells heads apart is where they fall. Some heads
 // look back over the whole context, others at the last tokens alone (Xiao et al., DuoAttention,
 // arXiv:2410.10819). A sample is the share of a step's weights that each KV head's queries gave to
-// tokens beyond a recent window; the mass m of a head is its exponential average. What the KV of a
-// head is worth in a block that has been idle for t and lies d tokens behind its sequence's end:
+// far keys (far_keys.h); the mass m of a head is its exponential average. What the KV of a head is
+// worth in a block that has been idle for t and lies d tokens behind its sequence's end:
 //
 //   m * 2^(-t / recency_half_life) / (1 + d / distance_scale)
 //

@@ -55,6 +55,16 @@ struct StepTimes {
   absl::Duration rotation_stall;  // waiting for rotating layers
 };
 
+// Of each KV head, number layer * kv_heads + KV head, as one token saw it (far_keys.h).
+struct HeadSample {
+  // The share of its attention weights that far keys got, mean over its query heads.
+  std::vector<float> shares;
+  // How far its output would move without far keys, relative to its length; at most 1.
+  std::vector<float> effects;
+
+  bool empty() const { return shares.empty(); }
+};
+
 struct StepResult {
   // One entry per chunk of the plan, in order; empty where the chunk sampled nothing.
   std::vector<std::optional<SampledToken>> sampled;
@@ -63,6 +73,8 @@ struct StepResult {
   bool graph = false;
   // Copied into slots by the runner since the step before it, for whichever step.
   Bytes rotation_bytes;
+  // Empty unless the step took a sample (head_sampler.h).
+  HeadSample head_sample;
 };
 
 }  // namespace palimpsest

@@ -41,6 +41,11 @@ Engine::Engine(const EngineOptions& options, const EngineParts& parts)
   PALIMPSEST_CHECK(options.scheduler.pipeline_depth <= parts.runner->pipeline_depth());
   const bool copies = options.scheduler.swap_blocks > 0 || parts.store != nullptr;
   PALIMPSEST_CHECK(copies == (parts.swap != nullptr));
+  if (options.heads.has_value()) {
+    auto mass = HeadMass::Create(*options.heads);
+    PALIMPSEST_CHECK(mass.ok());
+    heads_ = Heads{*mass, *mass};
+  }
   if (parts_.store != nullptr) parts_.store->SetWakeup([this] { Wake(); });
   if (parts_.swap != nullptr) parts_.swap->SetWakeup([this] { Wake(); });
   parts_.memory->SetWakeup([this] { Wake(); });

@@ -39,6 +39,7 @@
 #include "common/mutex.h"
 #include "worker/core/block_copier.h"
 #include "worker/core/block_store.h"
+#include "worker/core/head_mass.h"
 #include "worker/core/kv_target.h"
 #include "worker/core/model_runner.h"
 #include "worker/core/scheduler.h"
@@ -61,6 +62,8 @@ struct EngineOptions {
   absl::Duration stall_timeout = absl::Seconds(60);
   // Steps that may fail in a row before all requests fail.
   int32_t max_step_failures = 20;
+  // Set if the runner samples heads, so that what it sees is kept (head_mass.h).
+  std::optional<HeadMassOptions> heads;
   // KV blocks that return from host memory in the time of a step; absent: as measured.
   std::optional<int32_t> swap_overlap_blocks;
 
@@ -124,6 +127,15 @@ class Engine {
   absl::Duration IdleFor() const;
 
   EngineStats Stats() const;
+  // What the runner has sampled of the heads, shares and effects (HeadSample), each an average;
+  // null: nothing. After Stop, or as RunOnce.
+  struct Heads {
+    HeadMass mass;
+    HeadMass effect;
+  };
+  const Heads* heads() const {
+    return heads_.has_value() && heads_->mass.samples() > 0 ? &*heads_ : nullptr;
+  }
   const SchedulerConfig& scheduler_config() const { return options_.scheduler; }
   int32_t longest_sequence() const { return scheduler_.longest_sequence(); }
 
@@ -193,6 +205,7 @@ class Engine {
   void AbandonSteps();
   void CompactIfStuck(absl::Time now);
   void OnStepFailure(const absl::Status& status);
+  void TakeHeadSample(const HeadSample& sample);
   void FailStalled();
   enum class Who { kAll, kUnstreamed };
   // Returns how many.
@@ -231,6 +244,7 @@ class Engine {
   int32_t rotations_open_ = 0;  // finished, not settled
   Rotation rotation_;           // that memory is mapped for
   StepDurations step_durations_;
+  std::optional<Heads> heads_;
   Bytes rotation_bytes_;
   bool connected_ = false;
   // False only under temporal sharing, while it is another tenant's turn.

@@ -29,6 +29,8 @@ struct WorkerShape {
   int32_t pipeline_depth = 1;
   int32_t swap_blocks = 0;
   int32_t swap_overlap_blocks = 0;
+  int32_t sequence_tokens = 120;
+  int32_t sample_heads_every = 0;
 };
 
 // One worker: a model, its memory and an engine.
@@ -48,8 +50,9 @@ class Worker {
       gate_ = std::make_unique<SwapGate>(&memory_.gate(), swap_.get(), 1, config_.num_layers);
     }
     ParameterGate* const gate = gate_ != nullptr ? gate_.get() : &memory_.gate();
-    auto runner = CpuRunner::Create(config_, model.layout(), memory, gate,
-                                    {.threads = 2, .block_tokens = kBlockTokens});
+    CpuRunnerOptions runner_options = {.threads = 2, .block_tokens = kBlockTokens};
+    runner_options.head_sampling = {.every = shape.sample_heads_every, .recent_tokens = 40};
+    auto runner = CpuRunner::Create(config_, model.layout(), memory, gate, runner_options);
     EXPECT_TRUE(runner.ok()) << runner.status();
     runner_ = *std::move(runner);
     threaded_ = std::make_unique<ThreadedRunner>(runner_.get());
@@ -61,13 +64,18 @@ class Worker {
                           .block_tokens = kBlockTokens};
     scheduler.max_kv_slabs = kRegionSlabs;
     scheduler.vocab_size = config_.vocab_size;
-    scheduler.max_sequence_tokens = 120;
+    scheduler.max_sequence_tokens = shape.sequence_tokens;
     scheduler.sliding_window = config_.sliding_window.value_or(0);
     scheduler.max_batch_sequences = shape.batch;
     scheduler.max_step_tokens = shape.step_tokens;
     scheduler.pipeline_depth = shape.pipeline_depth;
     scheduler.swap_blocks = shape.swap_blocks;
     options.swap_overlap_blocks = shape.swap_overlap_blocks;
+    if (shape.sample_heads_every > 0) {
+      options.heads.emplace();
+      options.heads->layers = config_.num_layers;
+      options.heads->kv_heads = config_.num_kv_heads;
+    }
     options.kv_target = {.low_water_slabs = 1, .high_water_slabs = 2, .max_slabs = kRegionSlabs};
     EXPECT_TRUE(options.Validate().ok()) << options.Validate();
     EngineParts parts;
@@ -198,6 +206,37 @@ TEST(EngineOnCpuRunner, KvThatWentToHostMemoryAndBackChangesNoBit) {
   }
   EXPECT_GT(sum.swapped_preemptions, 40);
   EXPECT_GT(sum.blocks_swapped_in, 100);
+}
+
+TEST(EngineOnCpuRunner, SampledHeadsAreKeptAndChangeNoToken) {
+  std::mt19937 random(31);
+  ModelConfig config = RandomConfig(TestFamily::kLlama, random);
+  config.sliding_window.reset();
+  config.max_position = 240;
+  const TestModel model(config, 5);
+  SequenceRequest request;
+  for (int t = 0; t < 180; ++t) {
+    request.prompt.push_back(
+        static_cast<TokenId>(random() % static_cast<uint32_t>(config.vocab_size)));
+  }
+  request.params.max_tokens = 40;
+  request.params.logprobs = 2;
+  request.params.ignore_eos = true;
+  WorkerShape shape = {.batch = 1, .step_tokens = 64, .sequence_tokens = 240};
+  Worker plain(model, shape);
+  shape.sample_heads_every = 4;
+  Worker sampled(model, shape);
+  plain.memory().GrantKv(kRegionSlabs);
+  sampled.memory().GrantKv(kRegionSlabs);
+  ExpectSame(RunAlone(sampled.engine(), request), RunAlone(plain.engine(), request));
+  EXPECT_EQ(plain.engine().heads(), nullptr);
+  const Engine::Heads* heads = sampled.engine().heads();
+  ASSERT_NE(heads, nullptr);
+  // 3 steps of the prompt, 39 of decoding.
+  EXPECT_EQ(heads->mass.samples(), 10);
+  EXPECT_EQ(heads->effect.samples(), 10);
+  EXPECT_GT(heads->mass.mass(heads->mass.Ranking().back()), 0);
+  EXPECT_GT(heads->effect.mass(heads->effect.Ranking().back()), 0);
 }
 
 }  // namespace

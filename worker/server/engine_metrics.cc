@@ -68,6 +68,12 @@ EngineMetrics::EngineMetrics(Metrics& metrics)
       swap_failures_(metrics.Counter<"palimpsest_worker_swap_failures_total">()),
       swapped_blocks_(metrics.Gauge<"palimpsest_worker_kv_blocks">("swapped")),
       store_(metrics),
+      head_samples_(metrics.Counter<"palimpsest_worker_head_samples_total">()),
+      head_mass_{&metrics.Gauge<"palimpsest_worker_head_mass_ratio">("coldest"),
+                 &metrics.Gauge<"palimpsest_worker_head_mass_ratio">("cool"),
+                 &metrics.Gauge<"palimpsest_worker_head_mass_ratio">("warm"),
+                 &metrics.Gauge<"palimpsest_worker_head_mass_ratio">("hottest")},
+      lossy_heads_(metrics.Gauge<"palimpsest_worker_lossy_heads">()),
       running_(metrics.Gauge<"palimpsest_worker_sequences">("running")),
       waiting_(metrics.Gauge<"palimpsest_worker_sequences">("waiting")),
       time_to_first_token_(metrics.Histogram<"palimpsest_worker_time_to_first_token_seconds">()),
@@ -185,6 +191,19 @@ void EngineMetrics::Update(const Scheduler& scheduler, const MappedSlabs& mapped
     gpu.parameter_bytes->Set(static_cast<double>((gpu.slab_bytes * mapped.parameters).count()));
     gpu.kv_bytes->Set(static_cast<double>((gpu.slab_bytes * mapped.kv).count()));
     gpu.slot_bytes->Set(static_cast<double>((gpu.slab_bytes * mapped.slots).count()));
+  }
+}
+
+void EngineMetrics::OnHeadSample(const HeadMass& mass) {
+  head_samples_.Increment();
+  const std::vector<int32_t> ranking = mass.Ranking();
+  const size_t quarters = head_mass_.size();
+  for (size_t quarter = 0; quarter < quarters; ++quarter) {
+    const size_t first = ranking.size() * quarter / quarters;
+    const size_t last = ranking.size() * (quarter + 1) / quarters;
+    double sum = 0;
+    for (size_t i = first; i < last; ++i) sum += mass.mass(ranking[i]);
+    if (last > first) head_mass_[quarter]->Set(sum / static_cast<double>(last - first));
   }
 }
 

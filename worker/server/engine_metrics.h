@@ -10,6 +10,7 @@
 #include "absl/time/time.h"
 #include "common/bytes.h"
 #include "common/metrics.h"
+#include "worker/core/head_mass.h"
 #include "worker/core/scheduler.h"
 #include "worker/core/sequence.h"
 #include "worker/core/step_durations.h"
@@ -46,6 +47,8 @@ class EngineMetrics {
   void OnNextToken(absl::Duration since_last);
   void OnFinish(FinishReason reason);
   void OnFailure(const absl::Status& status);
+  void OnHeadSample(const HeadMass& mass);
+  void SetLossyHeads(int32_t heads) { lossy_heads_.Set(heads); }
   // States, and counters since the last call.
   void Update(const Scheduler& scheduler, const MappedSlabs& mapped, const StepDurations& phases);
 
@@ -106,6 +109,9 @@ class EngineMetrics {
     prometheus::Counter& failures_in;
   };
   StoreCounters store_;
+  prometheus::Counter& head_samples_;
+  std::array<prometheus::Gauge*, 4> head_mass_;  // of quarters, the coldest first
+  prometheus::Gauge& lossy_heads_;
   prometheus::Gauge& running_;
   prometheus::Gauge& waiting_;
   prometheus::Histogram& time_to_first_token_;

@@ -82,12 +82,24 @@ void Engine::AwaitStep() {
   step_durations_.Ended(result->times, executed);
   rotation_bytes_ += result->rotation_bytes;
   parts_.metrics->OnExecuted(*result);
+  if (!result->head_sample.empty()) TakeHeadSample(result->head_sample);
   scheduler_.Commit(*std::move(result));
   OnTransfersEnded(ended);
   step_failures_ = 0;
   refusal_.clear();
   last_progress_ = clock.Now();
   parts_.metrics->OnCommitted(executed - begin, last_progress_ - executed);
+}
+
+void Engine::TakeHeadSample(const HeadSample& sample) {
+  if (!heads_.has_value()) return;
+  absl::Status status = heads_->mass.Sample(sample.shares);
+  status.Update(heads_->effect.Sample(sample.effects));
+  if (!status.ok()) {
+    Log(LogLevel::kWarning, "a sample of heads was not taken", {{"status", status}});
+    return;
+  }
+  parts_.metrics->OnHeadSample(heads_->mass);
 }
 
 void Engine::Quiesce() {

@@ -7,6 +7,28 @@
 namespace palimpsest {
 namespace {
 
+void ReadHeads(ConfigReader reader, WorkerConfig& config) {
+  WorkerConfig::Heads& heads = config.heads;
+  heads.sample_every = static_cast<int32_t>(reader.Int("sample_every", 0, 1 << 20, 0));
+  heads.recent_tokens = static_cast<int32_t>(reader.Int("recent_tokens", 1, 1 << 20, 256));
+  heads.measured_file = reader.String("measured_file", "");
+  heads.profile = reader.String("profile", "");
+  heads.lossy = reader.Bool("lossy", false);
+  heads.keep = reader.Double("keep", 0, 1, 1);
+  if (!heads.measured_file.empty() && heads.sample_every == 0) {
+    reader.Error("measured_file", "needs sample_every above 0: nothing is measured otherwise");
+  }
+  if (heads.keep < 1 && !heads.lossy) {
+    reader.Error("keep", "needs lossy: true, since dropping heads changes what the model says");
+  }
+  if (heads.lossy && heads.profile.empty()) {
+    reader.Error("lossy", "needs a profile of the heads (palctl bench heads --profile FILE)");
+  }
+  if (heads.lossy && config.device == WorkerConfig::Device::kCuda) {
+    reader.Error("lossy", "is of the CPU's runner alone");
+  }
+}
+
 void ReadEngine(ConfigReader engine, WorkerConfig& config) {
   const auto integer = [&engine](absl::string_view key, int64_t min, int64_t max,
                                  int64_t fallback) {
@@ -31,6 +53,7 @@ void ReadEngine(ConfigReader engine, WorkerConfig& config) {
   config.swap_space = engine.Size("swap_space", Bytes(0), GiB(1024), GiB(4));
   config.block_store = engine.Bool("block_store", true);
   config.block_salt_file = engine.String("block_salt_file", "");
+  ReadHeads(engine.Map("heads"), config);
   config.stream_tokens = integer("stream_tokens", 1, 1 << 20, 4096);
   config.stall_timeout =
       engine.Duration("stall_timeout", absl::Milliseconds(100), absl::Hours(1), absl::Seconds(60));

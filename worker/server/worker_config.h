@@ -70,6 +70,19 @@ struct WorkerConfig {
   // blocks begin with, the same on all nodes (empty: none).
   bool block_store = true;
   std::string block_salt_file;
+  // KV heads (docs/policies.md). A step in so many is sampled, 0: none; what was seen goes to the
+  // measured file when the worker ends, if one is named. Lossy: the far keys of all heads but the
+  // share `keep` of them, those of greatest effect by the profile, are dropped; it changes the
+  // output.
+  struct Heads {
+    int32_t sample_every = 0;
+    int32_t recent_tokens = 0;
+    std::string measured_file;
+    std::string profile;
+    bool lossy = false;
+    double keep = 1;
+  };
+  Heads heads;
   // Tokens that a client may be behind before it loses its request.
   int32_t stream_tokens = 0;
   // How long requests wait without any step succeeding.

@@ -50,6 +50,31 @@ TEST(WorkerConfig, PrintedConfigurationReadsBack) {
   EXPECT_EQ(again->stall_timeout, absl::Seconds(60));
 }
 
+TEST(WorkerConfig, HeadsAreLeftAloneUnlessAskedAndLossySaysSo) {
+  const auto config = Read(kMinimal);
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_EQ(config->heads.sample_every, 0);
+  EXPECT_FALSE(config->heads.lossy);
+  const auto heads = [](const std::string& settings) {
+    return Read(std::string(kMinimal) + "engine: {heads: {" + settings + "}}");
+  };
+  const auto sampled = heads("sample_every: 64, measured_file: heads.json");
+  ASSERT_TRUE(sampled.ok()) << sampled.status();
+  EXPECT_EQ(sampled->heads.recent_tokens, 256);
+  const auto lossy = heads("lossy: true, profile: heads.json, keep: 0.75");
+  ASSERT_TRUE(lossy.ok()) << lossy.status();
+  EXPECT_EQ(lossy->heads.keep, 0.75);
+  EXPECT_THAT(std::string(heads("keep: 0.5, profile: heads.json").status().message()),
+              HasSubstr("needs lossy: true"));
+  EXPECT_THAT(std::string(heads("lossy: true, keep: 0.5").status().message()),
+              HasSubstr("profile"));
+  EXPECT_THAT(std::string(heads("measured_file: heads.json").status().message()),
+              HasSubstr("sample_every"));
+  const auto cuda = Read(std::string(kMinimal) +
+                         "engine: {device: cuda, heads: {lossy: true, profile: heads.json}}");
+  EXPECT_THAT(std::string(cuda.status().message()), HasSubstr("CPU"));
+}
+
 TEST(WorkerConfig, StepsOnAGpuAreLargerUnlessSaid) {
   const auto cuda = Read(std::string(kMinimal) + "engine: {device: cuda, gpus: [1, 0]}");
   ASSERT_TRUE(cuda.ok()) << cuda.status();

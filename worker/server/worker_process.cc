@@ -106,11 +106,48 @@ absl::Status WorkerProcess::LoadModel() {
   auto rank = RankConfig(model_, RanksOf(config_));
   if (!rank.ok()) return rank.status();
   rank_model_ = *std::move(rank);
+  if (absl::Status status = ReadHeads(); !status.ok()) return status;
   auto tokenizer = Tokenizer::Load(config_.model_path);
   if (!tokenizer.ok()) return tokenizer.status();
   tokenizer_ = *std::move(tokenizer);
   token_bytes_ = std::make_unique<OutputTokenBytes>(tokenizer_.get());
   return absl::OkStatus();
+}
+
+absl::Status WorkerProcess::ReadHeads() {
+  const WorkerConfig::Heads& heads = config_.heads;
+  if (model_.latent.has_value() && (heads.sample_every > 0 || heads.lossy)) {
+    return absl::InvalidArgumentError(
+        "engine.heads: the model has latent attention, one vector for all heads: there are no KV "
+        "heads to sample or drop");
+  }
+  if (!heads.lossy) return absl::OkStatus();
+  const auto text = ReadFile(heads.profile, MiB(16));
+  if (!text.ok()) return text.status();
+  const auto profile = HeadProfile::Parse(*text);
+  if (!profile.ok()) return profile.status();
+  absl::Status fits = profile->CheckModel(model_.num_layers, model_.num_kv_heads);
+  if (!fits.ok()) return fits;
+  auto lossy = ChooseLossyHeads(*profile, heads.keep);
+  if (!lossy.ok()) return lossy.status();
+  lossy_heads_ = *std::move(lossy);
+  engine_metrics_.SetLossyHeads(lossy_heads_.count());
+  Log(LogLevel::kWarning, "lossy: this worker drops the far keys of KV heads",
+      {{"heads", lossy_heads_.count()},
+       {"of", profile->mass.size()},
+       {"recent_tokens", lossy_heads_.recent_tokens},
+       {"profile", heads.profile}});
+  return absl::OkStatus();
+}
+
+void WorkerProcess::WriteMeasuredHeads() const {
+  const std::string& file = config_.heads.measured_file;
+  if (file.empty() || engine_ == nullptr || engine_->heads() == nullptr) return;
+  const HeadProfile profile = HeadProfile::Of(engine_->heads()->mass, engine_->heads()->effect,
+                                              rank_model_.num_layers, config_.heads.recent_tokens);
+  const absl::Status status = WriteFileAtomically(file, profile.ToJson());
+  Log(status.ok() ? LogLevel::kInfo : LogLevel::kWarning, "masses of heads written",
+      {{"file", file}, {"samples", profile.samples}, {"status", status}});
 }
 
 absl::Status WorkerProcess::Attach(std::function<void(const absl::Status&)> on_fatal) {
@@ -214,6 +251,11 @@ absl::StatusOr<EngineOptions> WorkerProcess::MakeEngineOptions() const {
                        .max_slabs = kv_slabs};
   options.stream_tokens = config_.stream_tokens;
   options.stall_timeout = config_.stall_timeout;
+  if (config_.heads.sample_every > 0) {
+    options.heads.emplace();
+    options.heads->layers = rank_model_.num_layers;
+    options.heads->kv_heads = rank_model_.num_kv_heads;
+  }
   if (absl::Status status = options.Validate(); !status.ok()) return status;
   return options;
 }
@@ -240,9 +282,14 @@ absl::StatusOr<BlockKey> WorkerProcess::RootBlockKey() const {
   }
   const v1::ImageManifest& manifest = memory_->manifest();
   // Kernels of another instruction set differ in the last bits.
-  const std::string layout =
+  std::string layout =
       absl::StrCat(manifest.weight_format(), "/",
                    backend_ != nullptr ? backend_->name() : SupportedKernels().front()->name);
+  // The KV behind a lossy layer is another.
+  if (lossy_heads_.any()) {
+    absl::StrAppend(&layout, "/lossy ", lossy_heads_.recent_tokens, " ");
+    for (const uint8_t dropped : lossy_heads_.dropped) layout += dropped != 0 ? '1' : '0';
+  }
   return RootKey({.salt = salt,
                   .fingerprint = manifest.fingerprint(),
                   .kv_dtype = manifest.kv_dtype(),
@@ -317,6 +364,8 @@ absl::Status WorkerProcess::MakeCompute(const SchedulerConfig& scheduler) {
   CpuRunnerOptions options;
   options.threads = config_.threads;
   options.block_tokens = block_tokens;
+  options.head_sampling = {config_.heads.sample_every, config_.heads.recent_tokens};
+  options.lossy_heads = lossy_heads_;
   auto runner = CpuRunner::Create(model_, *layout, memory[0], *gate, options);
   if (!runner.ok()) return runner.status();
   runner_ = *std::move(runner);
@@ -408,6 +457,7 @@ v1::WorkerStats WorkerProcess::BeginHibernation() {
 void WorkerProcess::EndForHibernation() {
   server_.Shutdown(config_.drain_timeout);
   StopEngine();
+  WriteMeasuredHeads();
   memory_->Detach();
 }
 
@@ -420,6 +470,7 @@ void WorkerProcess::Shutdown(const std::function<bool()>& hurry) {
   while (left > 0 && clock.Now() < deadline && !hurry()) left = engine_->AwaitDrained(kDrainSlice);
   if (left > 0) Log(LogLevel::kWarning, "requests cut off by the shutdown", {{"requests", left}});
   StopEngine();
+  WriteMeasuredHeads();
   server_.Shutdown(kLastWrites);
   memory_->Detach();
 }

@@ -19,6 +19,7 @@
 #include "common/text/tokenizer.h"
 #include "worker/blocks/block_store_client.h"
 #include "worker/core/block_copier.h"
+#include "worker/core/head_profile.h"
 #include "worker/core/model_runner.h"
 #include "worker/core/scheduler_config.h"
 #include "worker/core/swap_copier.h"
@@ -66,6 +67,9 @@ class WorkerProcess {
   explicit WorkerProcess(const WorkerConfig& config);
 
   absl::Status LoadModel();
+  // Which heads are dropped, by the profile.
+  absl::Status ReadHeads();
+  void WriteMeasuredHeads() const;
   absl::Status Attach(std::function<void(const absl::Status&)> on_fatal);
   // Locks that are held while this process takes memory of GPUs beside slabs, so that it can
   // measure how much: by the workers of one broker, and, as it reads and replaces the file of
@@ -93,6 +97,7 @@ class WorkerProcess {
   std::unique_ptr<MetricsServer> metrics_server_;
   ModelConfig model_;
   ModelConfig rank_model_;  // what one GPU of several computes
+  LossyHeads lossy_heads_;
   std::unique_ptr<Tokenizer> tokenizer_;
   std::unique_ptr<TokenBytes> token_bytes_;
   std::unique_ptr<MemoryBackend> backend_;   // null: the host's

@@ -264,13 +264,32 @@ struct Visible {
 
 PALIMPSEST_INLINE Visible VisibleLanes(const AttentionTask& task, int32_t token, int32_t base) {
   const int32_t position = task.first_position + token;
-  const int32_t oldest = position < task.window ? 0 : position - task.window + 1;
+  const int32_t oldest = task.keep_first_tile && base == 0 ? 0 : OldestKey(task, position);
   return {oldest > base ? oldest - base : 0,
           static_cast<int32_t>(Smaller(position - base + 1, kKeyTile))};
 }
 
-// One KV head, whose rows of scratch are `s`; `next` is the tile that will be needed after this
-// one.
+// Scores of tokens begin .. end - 1 of one KV head, whose rows of scratch are `s`; `next` is the
+// tile that will be needed after this one. Returns whether keys and values are read as they are
+// stored.
+static bool ScoreTile(const AttentionTask& task, const KeyTile& tile, const KeyTile& next,
+                      int64_t kv_head, const AttentionScratch& s, int32_t begin, int32_t end) {
+  const int64_t group = task.group, head_dim = task.head_dim;
+  const int64_t first_row = begin * group, rows = (end - begin) * group;
+  const bool stored = task.tokens * group <= kAttentionRows && !task.e4m3;
+  if (stored) {
+    ScoreStored<kAttentionRows>(rows, tile, next, kv_head * head_dim, head_dim,
+                                s.queries + first_row * head_dim, s.scores + first_row * kKeyTile);
+  } else {
+    ConvertTile(task, tile, kv_head, s);
+    Product({s.queries + first_row * head_dim, head_dim, 0, head_dim,
+             s.scores + first_row * kKeyTile, kKeyTile, nullptr},
+            rows, FloatMatrix{s.keys, kKeyTile}, kKeyTile);
+  }
+  if (task.softcap > 0) SoftCap(s.scores + first_row * kKeyTile, rows * kKeyTile, task.softcap);
+  return stored;
+}
+
 static void AttendTile(const AttentionTask& task, const KeyTile& tile, const KeyTile& next,
                        int64_t kv_head, const AttentionScratch& s) {
   const int32_t base = tile.base;
@@ -278,21 +297,8 @@ static void AttendTile(const AttentionTask& task, const KeyTile& tile, const Key
   while (begin < end && task.first_position + begin < base) ++begin;
   while (end > begin && VisibleLanes(task, end - 1, base).first >= kKeyTile) --end;
   if (begin == end) return;
-  const int64_t group = task.group, head_dim = task.head_dim, value_dim = task.value_dim;
-  const int64_t first_row = begin * group;
-  const bool stored = task.tokens * group <= kAttentionRows && !task.e4m3;
-  if (stored) {
-    ScoreStored<kAttentionRows>((end - begin) * group, tile, next, kv_head * head_dim, head_dim,
-                                s.queries + first_row * head_dim, s.scores + first_row * kKeyTile);
-  } else {
-    ConvertTile(task, tile, kv_head, s);
-    Product({s.queries + first_row * head_dim, head_dim, 0, head_dim,
-             s.scores + first_row * kKeyTile, kKeyTile, nullptr},
-            (end - begin) * group, FloatMatrix{s.keys, kKeyTile}, kKeyTile);
-  }
-  if (task.softcap > 0) {
-    SoftCap(s.scores + first_row * kKeyTile, (end - begin) * group * kKeyTile, task.softcap);
-  }
+  const int64_t group = task.group, value_dim = task.value_dim;
+  const bool stored = ScoreTile(task, tile, next, kv_head, s, begin, end);
   int32_t token = begin;
   while (token < end) {
     // Tokens that see the same lanes share one product.
@@ -351,24 +357,68 @@ static void FinishRows(const AttentionTask& task, const AttentionScratch& s) {
   }
 }
 
+// Calls work(tile, next) for each tile that the task sees, in order; `next` is the one after it, or
+// the tile itself.
+template <typename Work>
+static void ForEachTile(const AttentionTask& task, const Work& work) {
+  const int32_t past = task.first_position + task.tokens;
+  const int32_t oldest = OldestKey(task, task.first_position);
+  const int32_t window_tile = oldest / kKeyTile * kKeyTile;
+  KeyTile tiles[2];
+  int32_t base = task.keep_first_tile ? 0 : window_tile;
+  FindTile(task, base, base < window_tile ? base : oldest, past, tiles[0]);
+  for (int i = 0; base < past; i ^= 1) {
+    const int32_t next = base + kKeyTile < window_tile ? window_tile : base + kKeyTile;
+    const bool last = next >= past;
+    if (!last) FindTile(task, next, oldest, past, tiles[i ^ 1]);
+    work(tiles[i], tiles[last ? i : i ^ 1]);
+    base = next;
+  }
+}
+
 static void Attention(const AttentionTask& task, float* scratch) {
   const int64_t head_rows = int64_t{task.tokens} * task.group;
   const AttentionScratch s = CutScratch(scratch, head_rows * task.kv_heads, task);
   StartRows(task, s);
-  const int32_t past = task.first_position + task.tokens;
-  const int32_t oldest =
-      task.first_position < task.window ? 0 : task.first_position - task.window + 1;
-  KeyTile tiles[2];
-  int32_t base = oldest / kKeyTile * kKeyTile;
-  FindTile(task, base, oldest, past, tiles[0]);
-  for (int i = 0; base < past; i ^= 1, base += kKeyTile) {
-    const bool last = base + kKeyTile >= past;
-    if (!last) FindTile(task, base + kKeyTile, oldest, past, tiles[i ^ 1]);
+  ForEachTile(task, [&](const KeyTile& tile, const KeyTile& next) {
     for (int64_t h = 0; h < task.kv_heads; ++h) {
-      AttendTile(task, tiles[i], tiles[last ? i : i ^ 1], h, s.From(h * head_rows, task));
+      AttendTile(task, tile, next, h, s.From(h * head_rows, task));
     }
-  }
+  });
   FinishRows(task, s);
+}
+
+static float RowSum(const float* row) {
+  F32x16 sum = Zero();
+  for (int32_t lane = 0; lane < kKeyTile; lane += 16) sum = Add(sum, Load(row + lane));
+  return ReduceAdd(sum);
+}
+
+static void FarShares(const AttentionTask& task, int32_t recent, float* scratch, float* shares) {
+  const int64_t group = task.group;
+  const AttentionScratch s = CutScratch(scratch, group * task.kv_heads, task);
+  StartRows(task, s);
+  float* far = s.sums;  // of each row: the weights of far keys
+  const int32_t past_far = FarKeysEnd(task.first_position, recent);
+  ForEachTile(task, [&](const KeyTile& tile, const KeyTile& next) {
+    const Visible lanes = VisibleLanes(task, 0, tile.base);
+    const bool is_far = tile.base >= kKeyTile && tile.base < past_far;
+    for (int64_t h = 0; h < task.kv_heads; ++h) {
+      const AttentionScratch head = s.From(h * group, task);
+      ScoreTile(task, tile, next, h, head, 0, 1);
+      for (int64_t g = 0; g < group; ++g) {
+        SoftmaxRow(head.scores + g * kKeyTile, lanes.first, lanes.last, head.largest + g,
+                   head.total + g, head.decay + g);
+        float& sum = far[h * group + g];
+        sum = sum * head.decay[g] + (is_far ? RowSum(head.scores + g * kKeyTile) : 0);
+      }
+    }
+  });
+  for (int64_t h = 0; h < task.kv_heads; ++h) {
+    double share = 0;
+    for (int64_t r = h * group; r < (h + 1) * group; ++r) share += double{far[r]} / s.total[r];
+    shares[h] = static_cast<float>(share < group ? share / group : 1);
+  }
 }
 
 }  // namespace palimpsest::PALIMPSEST_ISA

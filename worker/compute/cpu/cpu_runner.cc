@@ -80,6 +80,10 @@ absl::StatusOr<std::unique_ptr<CpuRunner>> CpuRunner::Create(const ModelConfig& 
                      config.KvBytes(options.block_tokens).count(), " bytes, got blocks of ",
                      memory.kv_block_bytes.count()));
   }
+  if (absl::Status status = CheckHeads(config, options.head_sampling, options.lossy_heads);
+      !status.ok()) {
+    return status;
+  }
   return std::unique_ptr<CpuRunner>(new CpuRunner(config, layout, memory, gate, options));
 }
 
@@ -93,6 +97,8 @@ CpuRunner::CpuRunner(const ModelConfig& config, const ImageLayout& layout,
       block_tokens_(options.block_tokens),
       kernels_(options.kernels != nullptr ? *options.kernels : *SupportedKernels().front()),
       frequencies_(RopeFrequencies(config)),
+      head_sampling_(options.head_sampling),
+      lossy_heads_(options.lossy_heads),
       group_(GroupSize(config)),
       groups_(config.num_heads / group_),
       hidden_stride_(RowStride(config.hidden_size)),
@@ -105,6 +111,7 @@ CpuRunner::CpuRunner(const ModelConfig& config, const ImageLayout& layout,
       latent_stride_(
           config.latent ? RowStride(int64_t{config.num_heads} * config.latent->kv_lora_rank) : 0),
       token_bytes_(config.KvTokenBytes().count() / (config.latent ? 1 : 2)),
+      head_sampler_(options.head_sampling),
       thread_states_(options.threads > 0 ? options.threads : CpuCount()),
       team_(static_cast<int>(thread_states_.size()), [this](Member& member) { RunStep(member); }) {
   for (ThreadState& state : thread_states_) {
@@ -112,6 +119,7 @@ CpuRunner::CpuRunner(const ModelConfig& config, const ImageLayout& layout,
         AttentionScratchFloats(std::max(kAttentionItemRows, group_),
                                config.latent ? config.latent->cache_width() : config.head_dim));
     state.normalized.Reserve(kPrivateNormFloats + hidden_stride_);
+    state.sampled.Reserve(int64_t{2} * group_ * config.value_dim());
   }
 }
 
@@ -206,6 +214,7 @@ void CpuRunner::PlanRows(const StepPlan& plan) {
   }
   result_ = {};
   result_.sampled.assign(chunks_.size(), std::nullopt);
+  PlanHeadSample(plan);
 }
 
 void CpuRunner::PlanAttention() {
@@ -213,7 +222,8 @@ void CpuRunner::PlanAttention() {
   const bool latent = config_.latent.has_value();
   // With enough sequences for all threads an item takes all heads of its tokens, so that the cache
   // lines of a token are read together.
-  const bool many = !latent && chunks_.size() >= 2 * static_cast<size_t>(team_.size());
+  const bool many =
+      !latent && !lossy_heads_.any() && chunks_.size() >= 2 * static_cast<size_t>(team_.size());
   items_.clear();
   rotate_in_attention_ = !latent;
   int32_t row = 0;

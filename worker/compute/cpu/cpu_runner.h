@@ -2,7 +2,8 @@
 //
 // Determinism: the logits of a token and the KV it writes depend on its sequence's tokens alone,
 // bit for bit; not on chunking, on what else is in the step, on the number of threads or on the
-// instruction set (kernels.h).
+// instruction set (kernels.h). Lossy heads (head_profile.h) change logits, by positions alone, so
+// that this holds all the same. Samples of heads change nothing.
 //
 // Latent attention is computed in its absorbed form in prefill too: queries meet the cached latents
 // directly, as in decode, so that the phase does not change a bit either.
@@ -19,6 +20,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "absl/functional/function_ref.h"
@@ -28,6 +30,8 @@
 #include "worker/compute/cpu/float_buffer.h"
 #include "worker/compute/cpu/kernels.h"
 #include "worker/compute/cpu/thread_team.h"
+#include "worker/core/head_profile.h"
+#include "worker/core/head_sampler.h"
 #include "worker/core/model_runner.h"
 #include "worker/core/step_plan.h"
 #include "worker/model/image_layout.h"
@@ -39,6 +43,9 @@ struct CpuRunnerOptions {
   int threads = 0;  // 0: one per CPU this process may run on
   int32_t block_tokens = 16;
   const Kernels* kernels = nullptr;  // none: the fastest that this machine supports
+  // Neither with latent attention, which has no KV heads; nothing lossy with sliding windows.
+  HeadSampling head_sampling;
+  LossyHeads lossy_heads;
 };
 
 class CpuRunner final : public ModelRunner {
@@ -91,6 +98,7 @@ class CpuRunner final : public ModelRunner {
   struct ThreadState {
     FloatBuffer attention;
     FloatBuffer normalized;
+    FloatBuffer sampled;  // outputs of a KV head, with far keys and without
     SamplingScratch sampling;
   };
 
@@ -101,6 +109,7 @@ class CpuRunner final : public ModelRunner {
   absl::Status ValidateChunk(const SequenceChunk& chunk) const;
   void CopyChunks(const StepPlan& plan);
   void PlanRows(const StepPlan& plan);
+  void PlanHeadSample(const StepPlan& plan);
   void PlanAttention();
   void ReserveBuffers();
 
@@ -148,6 +157,9 @@ class CpuRunner final : public ModelRunner {
 
   // In cpu_runner_attention.cc. From the residual stream to attention_.
   void RunAttention(int layer, Member& member);
+  // The layer's part of StepResult.head_sample.
+  void SampleHeads(int layer, Member& member);
+  float EffectOfFarKeys(int layer, const AttentionItem& item, int thread);
   void RunLatentAttention(int layer, Member& member);
   void NormalizeHead(const VectorPlacement& weight, float* head) const;
   void RotateAndStore(int layer, int64_t row, int32_t kv_head);
@@ -159,6 +171,9 @@ class CpuRunner final : public ModelRunner {
   void AbsorbQueries(int layer, const float* query, int64_t query_stride, int64_t head,
                      int64_t first, int64_t last);
   void ProjectValues(int layer, int64_t head, int64_t first, int64_t last);
+  // Not for latent attention.
+  AttentionTask TaskOf(int layer, const AttentionItem& item) const;
+  AttentionTask LatentTaskOf(int layer, const AttentionItem& item);
   void Attend(int layer, const AttentionItem& item, int thread);
   std::byte* CacheOf(int64_t row) const;
 
@@ -172,6 +187,8 @@ class CpuRunner final : public ModelRunner {
   const int32_t block_tokens_;
   const Kernels& kernels_;
   const std::vector<float> frequencies_;
+  const HeadSampling head_sampling_;
+  const LossyHeads lossy_heads_;
   // Query heads are attended to in groups: those that share a KV head or, with latent attention,
   // where all share one, as many as make good units of work.
   const int32_t group_;
@@ -187,6 +204,8 @@ class CpuRunner final : public ModelRunner {
   const int64_t latent_stride_;    // of the sums of latents that come out of attention
   const int64_t token_bytes_;      // of the keys, the values or the latent of one token and layer
 
+  HeadSampler head_sampler_;
+
   // The step in flight.
   std::vector<Chunk> chunks_;
   std::vector<BlockId> block_tables_;
@@ -197,6 +216,7 @@ class CpuRunner final : public ModelRunner {
   std::vector<int32_t> sampled_rows_;
   std::vector<int32_t> sampled_chunks_;
   bool rotate_in_attention_ = false;
+  std::optional<AttentionItem> head_sample_;  // the token that heads are sampled over
   StepResult result_;
   Rotation rotation_;
   absl::Status gate_status_;

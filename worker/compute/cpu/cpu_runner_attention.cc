@@ -1,11 +1,20 @@
 // Attention of a layer: from the residual stream to the input of the output projection.
 #include <algorithm>
+#include <cmath>
 
 #include "common/e4m3.h"
 #include "worker/compute/cpu/cpu_runner.h"
 #include "worker/compute/cpu/packing.h"
 
 namespace palimpsest {
+namespace {
+
+void DropFarKeys(int32_t recent_tokens, AttentionTask& task) {
+  task.window = std::min(task.window, recent_tokens);
+  task.keep_first_tile = true;
+}
+
+}  // namespace
 
 void CpuRunner::NormalizeHead(const VectorPlacement& weight, float* head) const {
   if (weight.size == 0) return;
@@ -50,7 +59,7 @@ void CpuRunner::StoreKv(const float* from, int64_t size, std::byte* to) const {
   for (int64_t i = 0; i < size; ++i) to[i] = std::byte{FloatToE4m3(from[i])};
 }
 
-void CpuRunner::Attend(int layer, const AttentionItem& item, int thread) {
+AttentionTask CpuRunner::TaskOf(int layer, const AttentionItem& item) const {
   AttentionTask task;
   task.kv_heads = item.groups;
   task.group = group_;
@@ -65,28 +74,93 @@ void CpuRunner::Attend(int layer, const AttentionItem& item, int thread) {
   task.block_tokens = block_tokens_;
   task.block_table = block_tables_.data() + chunks_[item.chunk].first_block;
   task.token_bytes = token_bytes_;
+  task.head_dim = task.value_dim = config_.head_dim;
+  task.query_stride = qkv_stride_;
+  task.query =
+      qkv_.data() + item.first_row * qkv_stride_ + int64_t{item.group} * group_ * task.head_dim;
+  task.key_offset = int64_t{2} * layer * block_tokens_ * token_bytes_ +
+                    int64_t{item.group} * config_.head_dim * KvElementBytes(config_.kv_dtype);
+  task.value_offset = task.key_offset + block_tokens_ * token_bytes_;
+  return task;
+}
+
+AttentionTask CpuRunner::LatentTaskOf(int layer, const AttentionItem& item) {
+  AttentionTask task = TaskOf(layer, item);
   const int64_t first_head = int64_t{item.group} * group_;
-  if (config_.latent.has_value()) {
-    task.head_dim = config_.latent->cache_width();
-    task.value_dim = config_.latent->kv_lora_rank;
-    task.query_stride = absorbed_stride_;
-    task.query = absorbed_.data() + item.first_row * absorbed_stride_ + first_head * task.head_dim;
-    task.output_stride = latent_stride_;
-    task.output = latents_.data() + item.first_row * latent_stride_ + first_head * task.value_dim;
-    // The values are the first numbers of the keys.
-    task.key_offset = task.value_offset = int64_t{layer} * block_tokens_ * token_bytes_;
-  } else {
-    task.head_dim = task.value_dim = config_.head_dim;
-    task.query_stride = qkv_stride_;
-    task.query = qkv_.data() + item.first_row * qkv_stride_ + first_head * task.head_dim;
+  task.head_dim = config_.latent->cache_width();
+  task.value_dim = config_.latent->kv_lora_rank;
+  task.query_stride = absorbed_stride_;
+  task.query = absorbed_.data() + item.first_row * absorbed_stride_ + first_head * task.head_dim;
+  task.output_stride = latent_stride_;
+  task.output = latents_.data() + item.first_row * latent_stride_ + first_head * task.value_dim;
+  // The values are the first numbers of the keys.
+  task.key_offset = task.value_offset = int64_t{layer} * block_tokens_ * token_bytes_;
+  return task;
+}
+
+void CpuRunner::Attend(int layer, const AttentionItem& item, int thread) {
+  AttentionTask task = config_.latent.has_value() ? LatentTaskOf(layer, item) : TaskOf(layer, item);
+  if (!config_.latent.has_value()) {
     task.output_stride = attention_stride_;
-    task.output =
-        attention_.data() + item.first_row * attention_stride_ + first_head * task.head_dim;
-    task.key_offset = int64_t{2} * layer * block_tokens_ * token_bytes_ +
-                      int64_t{item.group} * config_.head_dim * KvElementBytes(config_.kv_dtype);
-    task.value_offset = task.key_offset + block_tokens_ * token_bytes_;
+    task.output = attention_.data() + item.first_row * attention_stride_ +
+                  int64_t{item.group} * group_ * task.head_dim;
+  }
+  if (lossy_heads_.any() && lossy_heads_.dropped[layer * groups_ + item.group] != 0) {
+    DropFarKeys(lossy_heads_.recent_tokens, task);
   }
   kernels_.attention(task, thread_states_[thread].attention.data());
+}
+
+void CpuRunner::PlanHeadSample(const StepPlan& plan) {
+  head_sample_.reset();
+  const std::optional<int32_t> chunk = head_sampler_.Choose(plan);
+  if (!chunk.has_value()) return;
+  const auto past = std::upper_bound(rows_.begin(), rows_.end(), *chunk,
+                                     [](int32_t c, const Row& row) { return c < row.chunk; });
+  head_sample_ = AttentionItem{.chunk = *chunk,
+                               .first_row = static_cast<int32_t>(past - rows_.begin()) - 1,
+                               .tokens = 1,
+                               .group = 0,
+                               .groups = 1,
+                               .cost = 0};
+  const size_t heads = layout_.layers.size() * static_cast<size_t>(groups_);
+  result_.head_sample.shares.assign(heads, 0.0f);
+  result_.head_sample.effects.assign(heads, 0.0f);
+}
+
+float CpuRunner::EffectOfFarKeys(int layer, const AttentionItem& item, int thread) {
+  const int64_t size = int64_t{group_} * config_.head_dim;
+  float* with = thread_states_[thread].sampled.data();
+  float* without = with + size;
+  AttentionTask task = TaskOf(layer, item);
+  task.output = with;
+  task.output_stride = size;
+  kernels_.attention(task, thread_states_[thread].attention.data());
+  task.output = without;
+  DropFarKeys(head_sampling_.recent_tokens, task);
+  kernels_.attention(task, thread_states_[thread].attention.data());
+  double moved = 0, length = 0;
+  for (int64_t i = 0; i < size; ++i) {
+    moved += std::pow(double{with[i]} - without[i], 2);
+    length += std::pow(double{with[i]}, 2);
+  }
+  return moved < length ? static_cast<float>(std::sqrt(moved / length)) : moved > 0 ? 1.0f : 0.0f;
+}
+
+void CpuRunner::SampleHeads(int layer, Member& member) {
+  member.ForEach(groups_, 1, [&](int64_t first, int64_t last) {
+    for (int64_t head = first; head < last; ++head) {
+      AttentionItem item = *head_sample_;
+      item.group = static_cast<int32_t>(head);
+      const int64_t number = layer * groups_ + head;
+      kernels_.far_shares(TaskOf(layer, item), head_sampling_.recent_tokens,
+                          thread_states_[member.thread()].attention.data(),
+                          &result_.head_sample.shares[number]);
+      // Where a layer's own window hides far keys, they have none.
+      if (result_.head_sample.shares[number] == 0) continue;
+      result_.head_sample.effects[number] = EffectOfFarKeys(layer, item, member.thread());
+    }
+  });
 }
 
 void CpuRunner::RunAttention(int layer, Member& member) {
@@ -112,6 +186,7 @@ void CpuRunner::RunAttention(int layer, Member& member) {
       Attend(layer, item, member.thread());
     }
   });
+  if (head_sample_.has_value()) SampleHeads(layer, member);
 }
 
 void CpuRunner::StoreLatent(int layer, int64_t row) {

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "common/ids.h"
+#include "worker/core/far_keys.h"
 
 namespace palimpsest {
 
@@ -49,6 +50,9 @@ struct AttentionTask {
   int32_t first_position = 0;
   int32_t tokens = 0;
   int32_t window = INT32_MAX;  // a token sees itself and the window - 1 before it
+  // Lossy: the first key tile is seen too, and the window grows to begin with a tile. The tiles
+  // between are not read.
+  bool keep_first_tile = false;
 
   const std::byte* kv = nullptr;
   bool e4m3 = false;
@@ -63,7 +67,13 @@ struct AttentionTask {
 };
 
 // Keys are taken in tiles that start at multiples of this position.
-inline constexpr int32_t kKeyTile = 64;
+inline constexpr int32_t kKeyTile = kFarKeyTile;
+
+// First position that a token at `position` sees, leaving aside a first tile that is kept.
+constexpr int32_t OldestKey(const AttentionTask& task, int32_t position) {
+  const int32_t oldest = position < task.window ? 0 : position - task.window + 1;
+  return task.keep_first_tile ? oldest / kKeyTile * kKeyTile : oldest;
+}
 
 // Largest head_dim of an attention call.
 inline constexpr int32_t kMaxHeadDim = 768;
@@ -105,6 +115,10 @@ struct Kernels {
 
   // output[i] = e^x[i]; size is a multiple of 16.
   void (*exponential)(const float* x, int64_t size, float* out);
+
+  // Of a task of one token (its output and values are not used): for each KV head which share of
+  // the attention weights of its queries, on average, goes to far keys (far_keys.h).
+  void (*far_shares)(const AttentionTask&, int32_t recent_tokens, float* scratch, float* shares);
 };
 
 // The builds this machine can run, fastest first; never empty.

@@ -10,7 +10,7 @@
 namespace palimpsest::avx2 {
 
 extern const Kernels kKernels;
-const Kernels kKernels = {"avx2", Project, ProjectAdd, ProjectGated, RmsNorm,    LayerNorm,
-                          Rotate, ToBf16,  Attention,  SoftCap,      Exponential};
+const Kernels kKernels = {"avx2", Project, ProjectAdd, ProjectGated, RmsNorm,     LayerNorm,
+                          Rotate, ToBf16,  Attention,  SoftCap,      Exponential, FarShares};
 
 }  // namespace palimpsest::avx2

@@ -10,7 +10,7 @@
 namespace palimpsest::generic {
 
 extern const Kernels kKernels;
-const Kernels kKernels = {"generic", Project, ProjectAdd, ProjectGated, RmsNorm,    LayerNorm,
-                          Rotate,    ToBf16,  Attention,  SoftCap,      Exponential};
+const Kernels kKernels = {"generic", Project, ProjectAdd, ProjectGated, RmsNorm,     LayerNorm,
+                          Rotate,    ToBf16,  Attention,  SoftCap,      Exponential, FarShares};
 
 }  // namespace palimpsest::generic

@@ -13,24 +13,15 @@
 #include <string>
 #include <vector>
 
-#include "common/e4m3.h"
 #include "gtest/gtest.h"
 #include "oneapi/dnnl/dnnl.h"
+#include "worker/compute/cpu/attention_case.h"
 #include "worker/compute/cpu/packing.h"
 
 namespace palimpsest {
 namespace {
 
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
-
-std::vector<float> RandomFloats(int64_t count, std::mt19937& random) {
-  std::normal_distribution<float> normal;
-  std::vector<float> values(count);
-  for (float& v : values) v = normal(random);
-  return values;
-}
-
-float FromBf16(uint16_t bits) { return std::bit_cast<float>(uint32_t{bits} << 16); }
 
 struct Free {
   void operator()(std::byte* p) const { std::free(p); }
@@ -281,136 +272,6 @@ TEST_P(EachBuild, Bf16RoundsToNearestEven) {
   EXPECT_TRUE(std::isnan(FromBf16(round(0x7f800001)))) << "NaN whose low bits alone are set";
   EXPECT_TRUE(std::isnan(FromBf16(round(0xffffffff))));
 }
-
-// Random KV in scattered blocks, with NaN wherever nothing was written. `latent`: values are the
-// first numbers of the one KV head's keys.
-class AttentionCase {
- public:
-  AttentionCase(std::mt19937& random, int32_t positions, bool latent)
-      : kv_heads_(latent ? 1 : 1 + random() % 3),
-        group_(1 + random() % 8),
-        dim_(16 * (1 + random() % 8)),
-        value_dim_(latent ? 16 * (1 + random() % (dim_ / 16)) : dim_),
-        value_plane_(latent ? 0 : 1),
-        block_tokens_(1 << random() % 7),
-        positions_(positions) {
-    const int64_t token = kv_heads_ * dim_;
-    const int64_t block = 2 * block_tokens_ * token;
-    const int32_t blocks = (positions + block_tokens_ - 1) / block_tokens_;
-    kv_.assign((blocks + 3) * block, 0x7fff);
-    std::vector<uint32_t> ids(blocks + 2);
-    std::iota(ids.begin(), ids.end(), 1);
-    std::shuffle(ids.begin(), ids.end(), random);
-    for (int32_t b = 0; b < blocks; ++b) table_.push_back(BlockId(ids[b]));
-    std::normal_distribution<float> normal;
-    for (int32_t p = 0; p < positions; ++p) {
-      for (int plane = 0; plane < 2; ++plane) {
-        for (int64_t i = 0; i < token; ++i) {
-          kv_[At(p, plane) + i] =
-              static_cast<uint16_t>(std::bit_cast<uint32_t>(normal(random)) >> 16);
-        }
-      }
-    }
-    queries_ = RandomFloats(int64_t{positions} * QueryWidth(), random);
-    task_.query_stride = QueryWidth();
-    task_.output_stride = Width();
-    task_.value_dim = value_dim_;
-    task_.scale = 0.3f / std::sqrt(static_cast<float>(1 + random() % dim_));
-    task_.softcap = random() % 2 == 0 ? 0.0f : 1.5f;
-    task_.kv_heads = kv_heads_;
-    task_.group = group_;
-    task_.head_dim = dim_;
-    task_.kv = reinterpret_cast<const std::byte*>(kv_.data());
-    task_.block_bytes = block * 2;
-    task_.block_tokens = block_tokens_;
-    task_.value_offset = value_plane_ * block_tokens_ * token * 2;
-    task_.token_bytes = token * 2;
-  }
-
-  void RoundToE4m3() {
-    for (uint16_t& v : kv_) {
-      v = std::bit_cast<uint32_t>(E4m3ToFloat(FloatToE4m3(FromBf16(v)))) >> 16;
-    }
-  }
-  // The same numbers in eight bits; exact if they were rounded.
-  void StoreAsE4m3() {
-    for (const uint16_t v : kv_) codes_.push_back(FloatToE4m3(FromBf16(v)));
-    task_.kv = reinterpret_cast<const std::byte*>(codes_.data());
-    task_.e4m3 = true;
-    task_.block_bytes /= 2;
-    task_.value_offset /= 2;
-    task_.token_bytes /= 2;
-  }
-
-  void SetWindow(int32_t window) { task_.window = window; }
-  int64_t QueryWidth() const { return int64_t{kv_heads_} * group_ * dim_; }
-  int64_t Width() const { return int64_t{kv_heads_} * group_ * value_dim_; }
-
-  // Attention of tokens first .. first + count - 1, for all heads or head by head.
-  std::vector<float> Run(const Kernels& kernels, int32_t first, int32_t count, bool together) {
-    std::vector<float> out(count * Width());
-    // Blocks that left the window may be given away.
-    std::vector<BlockId> table = table_;
-    for (int32_t b = 0; (b + 1) * block_tokens_ <= first - task_.window + 1; ++b) {
-      table[b] = BlockId(0);
-    }
-    AttentionTask task = task_;
-    task.block_table = table.data();
-    task.first_position = first;
-    task.tokens = count;
-    task.kv_heads = together ? kv_heads_ : 1;
-    std::vector<float> scratch(
-        AttentionScratchFloats(int64_t{count} * group_ * task.kv_heads, dim_));
-    for (int32_t h = 0; h < kv_heads_; h += task.kv_heads) {
-      task.query = queries_.data() + first * QueryWidth() + h * group_ * dim_;
-      task.output = out.data() + h * group_ * value_dim_;
-      const int64_t number = task.e4m3 ? 1 : 2;
-      task.key_offset = h * dim_ * number;
-      task.value_offset = task_.value_offset + h * value_dim_ * number;
-      kernels.attention(task, scratch.data());
-    }
-    return out;
-  }
-
-  std::vector<double> Reference(int32_t position) const {
-    const int32_t oldest = position < task_.window ? 0 : position - task_.window + 1;
-    std::vector<double> out(Width());
-    for (int64_t h = 0; h < kv_heads_ * group_; ++h) {
-      const float* query = queries_.data() + position * QueryWidth() + h * dim_;
-      std::vector<double> weight(position + 1);
-      double total = 0;
-      for (int32_t j = oldest; j <= position; ++j) {
-        for (int64_t d = 0; d < dim_; ++d) {
-          weight[j] += double{query[d]} * FromBf16(kv_[At(j, 0) + h / group_ * dim_ + d]);
-        }
-        weight[j] *= task_.scale;
-        if (task_.softcap > 0) weight[j] = task_.softcap * std::tanh(weight[j] / task_.softcap);
-        total += weight[j] = std::exp(weight[j]);
-      }
-      for (int32_t j = oldest; j <= position; ++j) {
-        for (int64_t d = 0; d < value_dim_; ++d) {
-          out[h * value_dim_ + d] +=
-              weight[j] / total * FromBf16(kv_[At(j, value_plane_) + h / group_ * value_dim_ + d]);
-        }
-      }
-    }
-    return out;
-  }
-
- private:
-  int64_t At(int32_t position, int plane) const {
-    const int64_t token = int64_t{kv_heads_} * dim_;
-    return (int64_t{table_[position / block_tokens_].value()} * 2 + plane) * block_tokens_ * token +
-           position % block_tokens_ * token;
-  }
-
-  const int32_t kv_heads_, group_, dim_, value_dim_, value_plane_, block_tokens_, positions_;
-  std::vector<uint16_t> kv_;
-  std::vector<uint8_t> codes_;
-  std::vector<BlockId> table_;
-  std::vector<float> queries_;
-  AttentionTask task_;
-};
 
 TEST_P(EachBuild, AttentionMatchesFloat64AndBitsDoNotDependOnTheCut) {
   const Kernels& reference = *SupportedKernels().back();

@@ -16,7 +16,7 @@ absl::Status CheckMultiple(const char* what, int64_t value, int64_t factor) {
                                                  ", the model has ", value));
 }
 
-absl::Status CheckHeads(const ModelConfig& config) {
+absl::Status CheckHeadShape(const ModelConfig& config) {
   absl::Status status;
   int32_t width = config.head_dim;
   if (config.latent.has_value()) {
@@ -45,7 +45,7 @@ absl::Status CheckHeads(const ModelConfig& config) {
 absl::Status CheckModel(const ModelConfig& config, const ImageLayout& layout) {
   absl::Status status = CheckMultiple("hidden_size", config.hidden_size, kPanelRows);
   status.Update(CheckMultiple("intermediate_size", config.intermediate_size, kPanelRows));
-  status.Update(CheckHeads(config));
+  status.Update(CheckHeadShape(config));
   if (!status.ok()) return status;
   if (config.latent.has_value() && config.kv_dtype != KvDtype::kBf16) {
     return absl::InvalidArgumentError(
@@ -55,6 +55,34 @@ absl::Status CheckModel(const ModelConfig& config, const ImageLayout& layout) {
   if (layout.layers.size() != static_cast<size_t>(config.num_layers)) {
     return absl::InvalidArgumentError(absl::StrCat("the image layout has ", layout.layers.size(),
                                                    " layers, the model has ", config.num_layers));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckHeads(const ModelConfig& config, const HeadSampling& sampling,
+                        const LossyHeads& lossy) {
+  if (sampling.every < 0 || sampling.recent_tokens < 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("samples of heads: expected every so many steps, 0 or more, and recent_tokens "
+                     "above 0, got ",
+                     sampling.every, " and ", sampling.recent_tokens));
+  }
+  if (config.latent.has_value() && (sampling.every > 0 || lossy.any())) {
+    return absl::InvalidArgumentError(
+        "latent attention has one vector for all heads: there are no KV heads to sample or drop");
+  }
+  if (!lossy.any()) return absl::OkStatus();
+  for (int32_t layer = 0; layer < config.num_layers; ++layer) {
+    if (config.WindowOf(layer) == INT32_MAX) continue;
+    return absl::InvalidArgumentError(absl::StrCat("lossy heads: expected full attention, layer ",
+                                                   layer, " of the model has a sliding window of ",
+                                                   config.WindowOf(layer), " tokens"));
+  }
+  const int64_t heads = int64_t{config.num_layers} * config.num_kv_heads;
+  if (std::ssize(lossy.dropped) != heads || lossy.recent_tokens < 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("lossy heads: expected ", heads, " heads and recent_tokens above 0, got ",
+                     lossy.dropped.size(), " and ", lossy.recent_tokens));
   }
   return absl::OkStatus();
 }
