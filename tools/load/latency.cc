@@ -41,6 +41,26 @@ struct Samples {
   }
 };
 
+// Of the sorted times those in [begin, end].
+int64_t Within(const std::vector<absl::Duration>& times, absl::Duration begin, absl::Duration end) {
+  return std::upper_bound(times.begin(), times.end(), end) -
+         std::lower_bound(times.begin(), times.end(), begin);
+}
+
+void Count(const RequestRecord& record, const Objective& objective, LoadSummary& summary) {
+  const bool finished = record.outcome == Outcome::kFinished;
+  ++summary.requests;
+  summary.finished += finished;
+  summary.failed += record.outcome == Outcome::kFailed;
+  summary.unfinished += record.outcome == Outcome::kUnfinished;
+  summary.good += IsGood(record, objective);
+  summary.preempted += finished && record.preemptions > 0;
+  summary.prompt_tokens += finished ? record.prompt_tokens : 0;
+  summary.cached_tokens += finished ? record.cached_tokens : 0;
+  summary.output_tokens += static_cast<int64_t>(record.tokens.size());
+  summary.makespan = std::max(summary.makespan, absl::ToDoubleSeconds(record.end));
+}
+
 }  // namespace
 
 bool IsGood(const RequestRecord& record, const Objective& objective) {
@@ -60,27 +80,20 @@ double Quantile(absl::Span<const double> sorted, double q) {
 }
 
 LoadSummary Summarize(absl::Span<const RequestRecord> records, const Objective& objective,
-                      absl::Duration window) {
+                      absl::Duration window, absl::Duration warm_up) {
   LoadSummary summary;
   Samples samples;
   int64_t in_window = 0;
   summary.digest = kEmptyDigest;
   for (const RequestRecord& record : records) {
-    ++summary.requests;
-    summary.finished += record.outcome == Outcome::kFinished;
-    summary.failed += record.outcome == Outcome::kFailed;
-    summary.unfinished += record.outcome == Outcome::kUnfinished;
-    summary.good += IsGood(record, objective);
-    summary.preempted += record.outcome == Outcome::kFinished && record.preemptions > 0;
-    summary.output_tokens += static_cast<int64_t>(record.tokens.size());
-    in_window += std::upper_bound(record.tokens.begin(), record.tokens.end(), window) -
-                 record.tokens.begin();
-    summary.makespan = std::max(summary.makespan, absl::ToDoubleSeconds(record.end));
+    in_window += Within(record.tokens, warm_up, window);
     summary.digest = AddToDigest(summary.digest, record.digest);
+    if (record.due < warm_up) continue;
+    Count(record, objective, summary);
     samples.Add(record);
   }
   samples.Sort();
-  const double seconds = absl::ToDoubleSeconds(window);
+  const double seconds = absl::ToDoubleSeconds(window - warm_up);
   summary.goodput = static_cast<double>(summary.good) / seconds;
   summary.goodput_share = Share(summary.good, summary.requests);
   summary.output_tokens_per_second = static_cast<double>(in_window) / seconds;

@@ -28,8 +28,11 @@ struct RequestRecord {
   absl::Duration end;                  // finished, failed or given up
   Outcome outcome = Outcome::kUnfinished;
   std::string error;         // of one that failed
-  uint32_t preemptions = 0;  // known when finished
-  uint64_t digest = 0;       // of the token ids that came
+  uint32_t preemptions = 0;  // these two are known when finished
+  uint32_t cached_tokens = 0;
+  uint32_t prompt_tokens = 0;
+  uint64_t digest = 0;  // of the token ids that came
+  size_t request = 0;   // its place in the schedule
 };
 
 // A request is good if it finished, its first token came within `ttft`, and of its later tokens at
@@ -55,15 +58,18 @@ struct LoadSummary {
   int64_t output_tokens = 0;
   double output_tokens_per_second = 0;  // of the tokens that came within the window
   double makespan = 0;                  // until the last request's end
+  int64_t prompt_tokens = 0;            // of the finished
+  int64_t cached_tokens = 0;            // of these, whose KV was there or was loaded
   int64_t preempted = 0;                // finished requests that were preempted at least once
   double preempted_share = 0;           // of the finished
   double late_p99 = 0, late_max = 0;    // the client's own lateness
   uint64_t digest = 0;                  // of all outputs in the records' order
 };
 
-// `window`: how long requests arrived.
+// `window`: how long requests arrived. Requests that were due within the first `warm_up` of it are
+// left out, and so are tokens that came then; less than `window`.
 LoadSummary Summarize(absl::Span<const RequestRecord> records, const Objective& objective,
-                      absl::Duration window);
+                      absl::Duration window, absl::Duration warm_up = absl::ZeroDuration());
 
 // Folds token ids into a digest; begin with kEmptyDigest.
 inline constexpr uint64_t kEmptyDigest = 0xcbf29ce484222325;

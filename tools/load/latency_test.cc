@@ -69,6 +69,24 @@ TEST(IsGood, OnlyFinishedRequestsAre) {
   EXPECT_FALSE(IsGood(Record(0, {}), kObjective));
 }
 
+TEST(Summarize, LeavesTheWarmUpOut) {
+  // One from before it, whose last token comes behind it.
+  std::vector<RequestRecord> records = {Record(500, {100, 600}), Record(1000, {300, 350}),
+                                        Record(1500, {100, 900})};
+  for (RequestRecord& record : records) {
+    record.prompt_tokens = 100;
+    record.cached_tokens = 30;
+  }
+  const LoadSummary summary =
+      Summarize(records, kObjective, absl::Seconds(2), /*warm_up=*/absl::Seconds(1));
+  EXPECT_EQ(summary.requests, 2);
+  EXPECT_EQ(summary.prompt_tokens, 200);
+  EXPECT_EQ(summary.cached_tokens, 60);
+  EXPECT_DOUBLE_EQ(summary.ttft_p99, 0.3);
+  EXPECT_DOUBLE_EQ(summary.output_tokens_per_second, 4);
+  EXPECT_EQ(summary.digest, Summarize(records, kObjective, absl::Seconds(2)).digest);
+}
+
 TEST(Summarize, CountsFromTheScheduledTime) {
   RequestRecord late = Record(1000, {300, 350});
   late.sent = late.due + absl::Milliseconds(200);

@@ -1,8 +1,9 @@
 // Sends scheduled requests to workers as a router would, whether or not earlier ones have been
-// answered (an open loop), and notes when each token arrives.
+// answered (an open loop), and notes when each token arrives. Only a turn of a conversation waits
+// for the answer of the one before it, and is due some time after that.
 //
-// All requests are built beforehand; one thread sends each when it is due, gRPC's threads note what
-// comes. There may be thousands of streams at a time.
+// Requests are built beforehand, but for those that continue others; one thread sends each when it
+// is due, gRPC's threads note what comes. There may be thousands of streams at a time.
 //
 // Threads: one at a time; Run blocks.
 #ifndef PALIMPSEST_TOOLS_LOAD_LOAD_GENERATOR_H_
@@ -33,20 +34,30 @@ struct LoadProgress {
   int64_t requests = 0, sent = 0, ended = 0;
 };
 
+// Since the start.
+struct LoadEnd {
+  // What has not ended by then is given up and cancelled.
+  absl::Duration cutoff;
+  // Turns that continue others are not sent if they are due then or later.
+  absl::Duration last_turn = absl::InfiniteDuration();
+};
+
 class LoadGenerator {
  public:
   explicit LoadGenerator(std::vector<LoadTarget> targets);
   ~LoadGenerator();
 
-  // Sends schedule[i] to target i; greedy answers of exactly the scheduled lengths. What has not
-  // ended `cutoff` after the start is given up and cancelled. One record for each request, in the
-  // schedule's order. `progress` is called about once a second.
+  // Sends schedule[i] to target i; greedy answers of exactly the scheduled lengths. Turns say to
+  // which conversation they belong; a request that none continues is one of its own. One record for
+  // each request that was sent, in the schedule's order: those that continue one that did not
+  // finish have none. `progress` is called about once a second.
   std::vector<std::vector<RequestRecord>> Run(
-      absl::Span<const std::vector<ScheduledRequest>> schedule, absl::Duration cutoff,
+      absl::Span<const std::vector<ScheduledRequest>> schedule, const LoadEnd& end,
       const std::function<void(const LoadProgress&)>& progress = nullptr);
 
  private:
   class Call;
+  class Clock;
   class Calls;
 
   const std::vector<LoadTarget> targets_;

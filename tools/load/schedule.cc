@@ -24,6 +24,9 @@ class Random {
     return static_cast<uint64_t>((static_cast<unsigned __int128>(Next()) * bound) >> 64);
   }
 
+  // Of [0, 1).
+  double Uniform() { return static_cast<double>(Next() >> 11) * 0x1p-53; }
+
  private:
   uint64_t state_;
 };
@@ -38,34 +41,82 @@ absl::Duration ArrivalAt(absl::Span<const absl::Duration> arrivals, size_t index
   return arrivals[index % arrivals.size()] + rounds * (arrivals.back() + mean);
 }
 
+// When the requests of a tenant are due.
+std::vector<absl::Duration> Dues(absl::Span<const absl::Duration> arrivals,
+                                 const ScheduleOptions& options, size_t tenant) {
+  const auto count = static_cast<size_t>(
+      std::llround(options.rates[tenant] * absl::ToDoubleSeconds(options.duration)));
+  const size_t shift = Random(options.seed).Below(arrivals.size());
+  const size_t begin = (shift + tenant * arrivals.size() / options.rates.size()) % arrivals.size();
+  // Up to the arrival behind the last one: the last gap counts too.
+  const absl::Duration first = ArrivalAt(arrivals, begin);
+  const absl::Duration span = ArrivalAt(arrivals, begin + count) - first;
+  std::vector<absl::Duration> dues(count);
+  for (size_t i = 0; i < count; ++i) {
+    const double place = span > absl::ZeroDuration()
+                             ? absl::FDivDuration(ArrivalAt(arrivals, begin + i) - first, span)
+                             : static_cast<double>(i) / static_cast<double>(count);
+    dues[i] = std::min(options.duration * place, options.duration - absl::Nanoseconds(1));
+  }
+  return dues;
+}
+
+// Seeds of prompts, of one tenant at one point.
+uint64_t PromptSeed(const ScheduleOptions& options, size_t tenant) {
+  return Mix(Mix(options.seed, tenant + 1), options.point);
+}
+
+absl::Duration DrawWait(Random& drawn, const ConversationRules& rules) {
+  const absl::Duration mean =
+      drawn.Uniform() < rules.tool_share ? rules.tool_wait : rules.human_wait;
+  return mean * -std::log1p(-drawn.Uniform());
+}
+
 }  // namespace
 
 std::vector<std::vector<ScheduledRequest>> MakeSchedule(absl::Span<const absl::Duration> arrivals,
                                                         absl::Span<const RequestLengths> lengths,
                                                         const ScheduleOptions& options) {
-  const size_t shift = Random(options.seed).Below(arrivals.size());
   std::vector<std::vector<ScheduledRequest>> schedule;
   for (size_t tenant = 0; tenant < options.rates.size(); ++tenant) {
-    const auto count = static_cast<size_t>(
-        std::llround(options.rates[tenant] * absl::ToDoubleSeconds(options.duration)));
-    size_t begin = shift + tenant * arrivals.size() / options.rates.size();
-    begin %= arrivals.size();
-    // Up to the arrival behind the last one: the last gap counts too.
-    const absl::Duration first = ArrivalAt(arrivals, begin);
-    const absl::Duration span = ArrivalAt(arrivals, begin + count) - first;
     Random drawn(Mix(options.seed, tenant));
-    const uint64_t prompts = Mix(Mix(options.seed, tenant + 1), options.point);
-    std::vector<ScheduledRequest> requests(count);
-    for (size_t i = 0; i < count; ++i) {
-      const double place = span > absl::ZeroDuration()
-                               ? absl::FDivDuration(ArrivalAt(arrivals, begin + i) - first, span)
-                               : static_cast<double>(i) / static_cast<double>(count);
-      requests[i].due = std::min(options.duration * place, options.duration - absl::Nanoseconds(1));
-      requests[i].lengths = lengths[drawn.Below(lengths.size())];
-      if (options.prompt_tokens > 0) requests[i].lengths.prompt_tokens = options.prompt_tokens;
-      requests[i].seed = Mix(prompts, i);
+    std::vector<ScheduledRequest>& requests = schedule.emplace_back();
+    for (const absl::Duration due : Dues(arrivals, options, tenant)) {
+      ScheduledRequest request;
+      request.due = due;
+      request.lengths = lengths[drawn.Below(lengths.size())];
+      if (options.prompt_tokens > 0) request.lengths.prompt_tokens = options.prompt_tokens;
+      request.seed = Mix(PromptSeed(options, tenant), requests.size());
+      requests.push_back(request);
     }
-    schedule.push_back(std::move(requests));
+  }
+  return schedule;
+}
+
+std::vector<std::vector<ScheduledRequest>> MakeConversations(
+    absl::Span<const absl::Duration> arrivals, absl::Span<const Conversation> conversations,
+    const ScheduleOptions& options, const ConversationRules& rules) {
+  std::vector<std::vector<ScheduledRequest>> schedule;
+  for (size_t tenant = 0; tenant < options.rates.size(); ++tenant) {
+    Random drawn(Mix(options.seed, tenant));
+    const uint64_t prompts = PromptSeed(options, tenant);
+    std::vector<ScheduledRequest>& requests = schedule.emplace_back();
+    for (const absl::Duration due : Dues(arrivals, options, tenant)) {
+      const size_t first = requests.size();
+      for (const RequestLengths& turn : conversations[drawn.Below(conversations.size())]) {
+        ScheduledRequest request{.due = due, .lengths = turn};
+        request.seed = Mix(prompts, requests.size());
+        if (requests.size() == first) {
+          request.lengths.prompt_tokens += rules.context_tokens;
+          request.system_tokens = rules.system_tokens;
+          request.system_seed = Mix(prompts, UINT64_MAX);
+        } else {
+          request.due = DrawWait(drawn, rules);
+          request.continues = requests.size() - 1;
+        }
+        requests.push_back(request);
+      }
+    }
   }
   return schedule;
 }

@@ -8,10 +8,15 @@
 // trace, so that their bursts do not coincide. The trace goes round.
 //
 // Request i of a tenant has the same lengths at every rate.
+//
+// Requests may be turns of conversations. Conversations arrive as requests do, whether or not
+// others have ended; a turn follows when the one before it has been answered and the user, or a
+// tool, has taken their time.
 #ifndef PALIMPSEST_TOOLS_LOAD_SCHEDULE_H_
 #define PALIMPSEST_TOOLS_LOAD_SCHEDULE_H_
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "absl/time/time.h"
@@ -21,9 +26,15 @@
 namespace palimpsest::load {
 
 struct ScheduledRequest {
-  absl::Duration due;  // since the start
+  absl::Duration due;  // since the start, or since the end of the one that it continues
   RequestLengths lengths;
   uint64_t seed = 0;  // of its prompt
+  // The tokens of `system_seed` that stand before it, and before other requests with that seed.
+  int32_t system_tokens = 0;
+  uint64_t system_seed = 0;
+  // The request of the same list whose whole prompt and answer stand before this one's prompt. It
+  // comes earlier in the list, and nothing else continues it.
+  std::optional<size_t> continues;
 
   friend bool operator==(const ScheduledRequest&, const ScheduledRequest&) = default;
 };
@@ -45,6 +56,24 @@ struct ScheduleOptions {
 std::vector<std::vector<ScheduledRequest>> MakeSchedule(absl::Span<const absl::Duration> arrivals,
                                                         absl::Span<const RequestLengths> lengths,
                                                         const ScheduleOptions& options);
+
+// How users talk to a model.
+struct ConversationRules {
+  int32_t system_tokens = 0;   // the same in front of all conversations of a tenant
+  int32_t context_tokens = 0;  // of its own in front of each conversation, such as a document
+  // Between an answer and the next turn: times of an exponential distribution with one of these
+  // means. The first with this probability: the answer calls a tool, whose result is the turn.
+  double tool_share = 0;
+  absl::Duration tool_wait;
+  absl::Duration human_wait;
+};
+
+// By tenant, conversation by conversation, the turns of each in order. Rates and counts are of
+// conversations; conversation i of a tenant has the same turns and waits at every rate.
+// `options.prompt_tokens` is not used.
+std::vector<std::vector<ScheduledRequest>> MakeConversations(
+    absl::Span<const absl::Duration> arrivals, absl::Span<const Conversation> conversations,
+    const ScheduleOptions& options, const ConversationRules& rules);
 
 // Uniformly random ids of 0 .. vocabulary - 1.
 std::vector<int32_t> RandomPrompt(uint64_t seed, int32_t tokens, int32_t vocabulary);

@@ -136,5 +136,66 @@ TEST(RandomPrompt, StaysInTheVocabulary) {
   EXPECT_TRUE(first && last);
 }
 
+const std::vector<Conversation> kConversations = {{{10, 1}, {2, 2}, {3, 3}}, {{20, 4}}};
+
+std::vector<ScheduledRequest> Talk(double rate, uint64_t point = 0) {
+  return MakeConversations(
+      Bursts(), kConversations,
+      {.seed = 5, .point = point, .duration = absl::Seconds(100), .rates = {rate}},
+      {.system_tokens = 7,
+       .context_tokens = 100,
+       .tool_share = 0.75,
+       .tool_wait = absl::Seconds(1),
+       .human_wait = absl::Seconds(5)})[0];
+}
+
+TEST(MakeConversations, TurnsFollowTheirConversation) {
+  const auto requests = Talk(2);
+  size_t conversations = 0;
+  for (size_t i = 0; i < requests.size(); ++i) {
+    const ScheduledRequest& request = requests[i];
+    if (request.continues.has_value()) {
+      EXPECT_EQ(*request.continues, i - 1);
+      EXPECT_EQ(request.system_tokens, 0);
+      EXPECT_LE(request.lengths.prompt_tokens, 3);
+      continue;
+    }
+    ++conversations;
+    EXPECT_EQ(request.system_tokens, 7);
+    EXPECT_EQ(request.system_seed, requests[0].system_seed);
+    EXPECT_NE(request.system_seed, request.seed);
+    const bool three = request.lengths.prompt_tokens == 110;
+    EXPECT_TRUE(three || request.lengths.prompt_tokens == 120);
+    EXPECT_EQ(three, i + 2 < requests.size() && requests[i + 1].continues.has_value());
+    EXPECT_LT(request.due, absl::Seconds(100));
+  }
+  EXPECT_EQ(conversations, 200u);
+}
+
+TEST(MakeConversations, HaveTheSameTurnsAndWaitsAtEveryRate) {
+  const auto slow = Talk(1, 1), fast = Talk(3, 2);
+  ASSERT_GE(fast.size(), slow.size());
+  for (size_t i = 0; i < slow.size(); ++i) {
+    EXPECT_EQ(slow[i].lengths, fast[i].lengths);
+    EXPECT_NE(slow[i].seed, fast[i].seed);
+    if (slow[i].continues.has_value()) {
+      EXPECT_EQ(slow[i].due, fast[i].due);
+    }
+  }
+  EXPECT_EQ(Talk(1, 1), slow);
+}
+
+TEST(MakeConversations, WaitsHaveTheMeanThatIsAskedFor) {
+  absl::Duration sum;
+  int waits = 0;
+  for (const ScheduledRequest& request : Talk(100)) {
+    if (!request.continues.has_value()) continue;
+    sum += request.due;
+    ++waits;
+  }
+  EXPECT_GT(waits, 5000);
+  EXPECT_NEAR(absl::ToDoubleSeconds(sum / waits), 2.0, 0.15);
+}
+
 }  // namespace
 }  // namespace palimpsest::load

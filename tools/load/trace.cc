@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <optional>
 #include <utility>
 
@@ -24,6 +25,7 @@ constexpr absl::string_view kGzip = "\x1f\x8b";
 // Both headers that zlib knows.
 constexpr int kWindowBits = 15 + 32;
 constexpr Bytes kPiece = MiB(1);
+constexpr uint64_t kLongestAnswer = uint64_t{1} << 31;
 
 absl::StatusOr<std::string> Unpack(absl::string_view packed, Bytes limit) {
   z_stream stream = {};
@@ -137,6 +139,34 @@ absl::StatusOr<std::vector<TimedRequest>> ReadRows(absl::string_view csv, bool l
   return requests;
 }
 
+// For each prompt the one that continues it; its own index if none does.
+std::vector<size_t> NextTurns(const std::vector<PromptText>& prompts) {
+  std::vector<size_t> order(prompts.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::vector<size_t> next = order;
+  std::stable_sort(order.begin(), order.end(),
+                   [&](size_t a, size_t b) { return prompts[a].text < prompts[b].text; });
+  // In this order what a text begins with comes before it: each begins with the one below it here.
+  std::vector<size_t> open;
+  for (const size_t i : order) {
+    while (!open.empty() && !absl::StartsWith(prompts[i].text, prompts[open.back()].text)) {
+      open.pop_back();
+    }
+    if (!open.empty() && next[open.back()] == open.back()) next[open.back()] = i;
+    open.push_back(i);
+  }
+  return next;
+}
+
+int64_t TextTokens(const PromptText& prompt, const LengthRules& rules) {
+  return static_cast<int64_t>(prompt.text.size()) / rules.characters_per_token;
+}
+
+int32_t OutputTokens(const PromptText& prompt, const LengthRules& rules) {
+  return static_cast<int32_t>(
+      std::min<uint64_t>(prompt.output_tokens, static_cast<uint64_t>(rules.most_output)));
+}
+
 }  // namespace
 
 absl::StatusOr<std::string> ReadTraceFile(const std::string& path, Bytes limit) {
@@ -200,14 +230,44 @@ absl::StatusOr<std::vector<RequestLengths>> ParseLengths(absl::string_view json,
   std::vector<RequestLengths> lengths;
   lengths.reserve(prompts->size());
   for (const PromptText& prompt : *prompts) {
-    const size_t tokens = prompt.text.size() / static_cast<size_t>(rules.characters_per_token);
-    lengths.push_back({.prompt_tokens = static_cast<int32_t>(
-                           std::clamp<size_t>(tokens, static_cast<size_t>(rules.least_prompt),
-                                              static_cast<size_t>(rules.most_prompt))),
-                       .output_tokens = static_cast<int32_t>(std::min<uint64_t>(
-                           prompt.output_tokens, static_cast<uint64_t>(rules.most_output)))});
+    const int64_t tokens =
+        std::clamp<int64_t>(TextTokens(prompt, rules), rules.least_prompt, rules.most_prompt);
+    lengths.push_back({.prompt_tokens = static_cast<int32_t>(tokens),
+                       .output_tokens = OutputTokens(prompt, rules)});
   }
   return lengths;
+}
+
+absl::StatusOr<std::vector<Conversation>> ParseConversations(absl::string_view json,
+                                                             const LengthRules& rules) {
+  const absl::StatusOr<std::vector<PromptText>> prompts = ParsePrompts(json);
+  if (!prompts.ok()) return prompts.status();
+  const std::vector<size_t> next = NextTurns(*prompts);
+  std::vector<bool> first(prompts->size(), true);
+  for (size_t i = 0; i < next.size(); ++i) {
+    if (next[i] != i) first[next[i]] = false;
+  }
+  std::vector<Conversation> conversations;
+  for (size_t begin = 0; begin < first.size(); ++begin) {
+    if (!first[begin]) continue;
+    Conversation& conversation = conversations.emplace_back();
+    int64_t known = 0;   // of the trace's text, with the answer behind it
+    int64_t so_far = 0;  // of the conversation
+    for (size_t i = begin;; i = next[i]) {
+      const PromptText& prompt = (*prompts)[i];
+      const int64_t room = rules.most_prompt - so_far;
+      int64_t added = std::max<int64_t>(TextTokens(prompt, rules) - known, rules.least_prompt);
+      if (i == begin) added = std::min(added, room);
+      if (added > room) break;
+      conversation.push_back({.prompt_tokens = static_cast<int32_t>(added),
+                              .output_tokens = OutputTokens(prompt, rules)});
+      known = TextTokens(prompt, rules) +
+              static_cast<int64_t>(std::min<uint64_t>(prompt.output_tokens, kLongestAnswer));
+      so_far += added + conversation.back().output_tokens;
+      if (next[i] == i) break;
+    }
+  }
+  return conversations;
 }
 
 }  // namespace palimpsest::load

@@ -67,6 +67,18 @@ struct LengthRules {
 absl::StatusOr<std::vector<RequestLengths>> ParseLengths(absl::string_view json,
                                                          const LengthRules& rules);
 
+// The turns of a conversation. `prompt_tokens` are those that the user adds: what the model sees is
+// all turns before, their answers, and these.
+using Conversation = std::vector<RequestLengths>;
+
+// The conversations in ParsePrompts' requests, in the order of their first turns: a request whose
+// text begins with that of another is its next turn (of several such the first in the order of
+// their texts; the others begin conversations of their own). What its text has behind the other's
+// text and answer is new, at least `rules.least_prompt`. A conversation ends before the turn that
+// would make a prompt longer than `rules.most_prompt`.
+absl::StatusOr<std::vector<Conversation>> ParseConversations(absl::string_view json,
+                                                             const LengthRules& rules);
+
 }  // namespace palimpsest::load
 
 #endif  // PALIMPSEST_TOOLS_LOAD_TRACE_H_

@@ -134,6 +134,27 @@ TEST(ParseLengths, RefusesWhatIsNoListOfRequests) {
   }
 }
 
+TEST(ParseConversations, FindsTurnsByWhatTheyBeginWith) {
+  // Two conversations whose turns alternate, and a text that begins one that another goes on with.
+  const auto conversations = ParseConversations(
+      R"([{"input": "aaaa", "output_length": 2}, {"input": "bbbbbb", "output_length": 9},
+          {"input": "aaaaAAxx", "output_length": 1}, {"input": "bbbbbbB", "output_length": 1},
+          {"input": "aaaaZZZZZ", "output_length": 3}, {"input": "aaaaAAxxXyyy", "output_length": 4}])",
+      {.characters_per_token = 1, .least_prompt = 1, .most_prompt = 100, .most_output = 5});
+  ASSERT_TRUE(conversations.ok()) << conversations.status();
+  EXPECT_THAT(*conversations, ElementsAre(Conversation{{4, 2}, {2, 1}, {3, 4}},
+                                          Conversation{{6, 5}, {1, 1}}, Conversation{{9, 3}}));
+}
+
+TEST(ParseConversations, EndsThemBeforeTheyAreTooLong) {
+  const auto conversations = ParseConversations(
+      R"([{"input": "aaaa", "output_length": 2}, {"input": "aaaaAAxx", "output_length": 1},
+          {"input": "bbbbbbbbbbbb", "output_length": 1}])",
+      {.characters_per_token = 1, .least_prompt = 1, .most_prompt = 7, .most_output = 5});
+  ASSERT_TRUE(conversations.ok()) << conversations.status();
+  EXPECT_THAT(*conversations, ElementsAre(Conversation{{4, 2}}, Conversation{{7, 1}}));
+}
+
 TEST(Traces, TheSmallOnesOfTheTestsAreValid) {
   const auto csv = ReadTraceFile("tools/load/testdata/arrivals.csv");
   ASSERT_TRUE(csv.ok()) << csv.status();
@@ -141,6 +162,12 @@ TEST(Traces, TheSmallOnesOfTheTestsAreValid) {
   const auto json = ReadTraceFile("tools/load/testdata/lengths.json");
   ASSERT_TRUE(json.ok()) << json.status();
   EXPECT_EQ(ParseLengths(*json, {})->size(), 32u);
+  const auto turns = ReadTraceFile("tools/load/testdata/conversations.json");
+  ASSERT_TRUE(turns.ok()) << turns.status();
+  const auto conversations = ParseConversations(*turns, {.characters_per_token = 1});
+  ASSERT_TRUE(conversations.ok()) << conversations.status();
+  EXPECT_EQ(conversations->size(), 6u);
+  for (const Conversation& conversation : *conversations) EXPECT_GE(conversation.size(), 3u);
 }
 
 }  // namespace

@@ -50,18 +50,21 @@ class BenchClient::Call : public grpc::ClientReadReactor<v1::WorkerGenerateRespo
     MutexLock lock(&mu_);
     while (!done_) changed_.Wait(&mu_);
     if (!status_.ok()) return FromGrpcStatus(status_);
-    if (tokens_ == static_cast<int64_t>(request_.sampling().max_tokens())) return absl::OkStatus();
-    return absl::InternalError(absl::StrCat("the worker answered ", tokens_, " tokens of ",
+    if (tokens_.size() == request_.sampling().max_tokens()) return absl::OkStatus();
+    return absl::InternalError(absl::StrCat("the worker answered ", tokens_.size(), " tokens of ",
                                             request_.sampling().max_tokens()));
   }
 
   // After Await.
   absl::Time first_token() const { return first_token_; }
+  const std::vector<int32_t>& tokens() const { return tokens_; }
+  int64_t cached_tokens() const { return cached_tokens_; }
 
   void OnReadDone(bool ok) override {
     if (!ok) return;
-    if (tokens_ == 0 && response_.token_ids_size() > 0) first_token_ = MonotonicNow();
-    tokens_ += response_.token_ids_size();
+    if (tokens_.empty() && response_.token_ids_size() > 0) first_token_ = MonotonicNow();
+    tokens_.insert(tokens_.end(), response_.token_ids().begin(), response_.token_ids().end());
+    if (response_.has_usage()) cached_tokens_ = response_.usage().cached_tokens();
     StartRead(&response_);
   }
 
@@ -78,7 +81,8 @@ class BenchClient::Call : public grpc::ClientReadReactor<v1::WorkerGenerateRespo
   v1::WorkerGenerateResponse response_;
   // Of gRPC's reading thread until the call is done.
   absl::Time first_token_ = absl::InfinitePast();
-  int64_t tokens_ = 0;
+  std::vector<int32_t> tokens_;
+  int64_t cached_tokens_ = 0;
 
   Mutex mu_;
   CondVar changed_;
@@ -89,11 +93,17 @@ class BenchClient::Call : public grpc::ClientReadReactor<v1::WorkerGenerateRespo
 BenchClient::BenchClient(const std::string& address, std::string token, int32_t vocabulary)
     : token_(std::move(token)), vocabulary_(vocabulary), stub_(Connect(address)) {}
 
-v1::WorkerGenerateRequest BenchClient::RandomRequest(int32_t prompt_tokens, int32_t tokens) {
+std::vector<int32_t> BenchClient::RandomPrompt(int32_t tokens) {
+  std::uniform_int_distribution<int32_t> id(0, vocabulary_ - 1);
+  std::vector<int32_t> prompt(static_cast<size_t>(tokens));
+  for (int32_t& token : prompt) token = id(random_);
+  return prompt;
+}
+
+v1::WorkerGenerateRequest BenchClient::Request(const std::vector<int32_t>& prompt, int32_t tokens) {
   v1::WorkerGenerateRequest request;
   request.set_request_id(absl::StrCat("bench-", requests_++));
-  std::uniform_int_distribution<int32_t> id(0, vocabulary_ - 1);
-  for (int32_t i = 0; i < prompt_tokens; ++i) request.add_prompt_token_ids(id(random_));
+  request.mutable_prompt_token_ids()->Add(prompt.begin(), prompt.end());
   request.mutable_sampling()->set_max_tokens(static_cast<uint32_t>(tokens));
   request.mutable_sampling()->set_temperature(0);
   request.mutable_sampling()->set_ignore_eos(true);
@@ -104,7 +114,8 @@ absl::StatusOr<BenchClient::Answer> BenchClient::Ask(int32_t batch, int32_t prom
                                                      int32_t tokens) {
   std::vector<std::unique_ptr<Call>> calls;
   for (int32_t i = 0; i < batch; ++i) {
-    calls.push_back(std::make_unique<Call>(*stub_, token_, RandomRequest(prompt_tokens, tokens)));
+    calls.push_back(
+        std::make_unique<Call>(*stub_, token_, Request(RandomPrompt(prompt_tokens), tokens)));
   }
   const absl::Time start = MonotonicNow();
   for (const auto& call : calls) call->Start();
@@ -113,6 +124,15 @@ absl::StatusOr<BenchClient::Answer> BenchClient::Ask(int32_t batch, int32_t prom
   const absl::Time end = MonotonicNow();
   if (!status.ok()) return status;
   return Answer{calls.front()->first_token() - start, end - start};
+}
+
+absl::StatusOr<BenchClient::Reply> BenchClient::AskPrompt(const std::vector<int32_t>& prompt,
+                                                          int32_t tokens) {
+  Call call(*stub_, token_, Request(prompt, tokens));
+  const absl::Time start = MonotonicNow();
+  call.Start();
+  if (absl::Status status = call.Await(); !status.ok()) return status;
+  return Reply{call.first_token() - start, call.tokens(), call.cached_tokens()};
 }
 
 absl::StatusOr<v1::WorkerStats> BenchClient::Stats(absl::Duration timeout) {

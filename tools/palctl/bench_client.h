@@ -9,6 +9,7 @@
 #include <memory>
 #include <random>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -24,18 +25,31 @@ class BenchClient {
     absl::Duration all;          // to the end of the last one
   };
 
+  // To one request.
+  struct Reply {
+    absl::Duration first_token;
+    std::vector<int32_t> tokens;
+    int64_t cached_tokens = 0;  // of the prompt, whose KV was there or was loaded
+  };
+
   // Prompts are random ids of 0 .. vocabulary - 1. `token` is the worker's router token.
   BenchClient(const std::string& address, std::string token, int32_t vocabulary);
 
   // Greedy answers of exactly `tokens` tokens to `batch` random prompts, asked at once.
   absl::StatusOr<Answer> Ask(int32_t batch, int32_t prompt_tokens, int32_t tokens);
 
+  // The greedy answer of exactly `tokens` tokens to this prompt.
+  absl::StatusOr<Reply> AskPrompt(const std::vector<int32_t>& prompt, int32_t tokens);
+
+  // Random ids of 0 .. vocabulary - 1, others each time.
+  std::vector<int32_t> RandomPrompt(int32_t tokens);
+
   absl::StatusOr<v1::WorkerStats> Stats(absl::Duration timeout = absl::Seconds(10));
 
  private:
   class Call;
 
-  v1::WorkerGenerateRequest RandomRequest(int32_t prompt_tokens, int32_t tokens);
+  v1::WorkerGenerateRequest Request(const std::vector<int32_t>& prompt, int32_t tokens);
 
   const std::string token_;
   const int32_t vocabulary_;

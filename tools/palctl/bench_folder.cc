@@ -25,6 +25,7 @@ namespace fs = std::filesystem;
 
 constexpr Bytes kLongestLog = MiB(64);
 constexpr size_t kLogLines = 12;
+constexpr size_t kLongestParent = 32;
 
 }  // namespace
 
@@ -35,9 +36,19 @@ std::string DefaultBinaries() {
   return (packed ? self : self.parent_path().parent_path()).string();
 }
 
-absl::StatusOr<std::unique_ptr<BenchFolder>> BenchFolder::Create(std::string binaries) {
-  std::string path = "/tmp/palimpsest-bench.XXXXXX";
-  if (mkdtemp(path.data()) == nullptr) return ErrnoStatus("cannot make a folder in /tmp");
+absl::StatusOr<std::unique_ptr<BenchFolder>> BenchFolder::Create(std::string binaries,
+                                                                 const std::string& parent) {
+  std::error_code error;
+  const std::string in = parent.empty() ? "/tmp" : fs::absolute(parent, error).string();
+  // Paths of sockets have at most 107 characters.
+  if (in.size() > kLongestParent) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        in, " is too long for sockets in it: expected at most ", kLongestParent, " characters"));
+  }
+  std::string path = absl::StrCat(in, "/palimpsest-bench.XXXXXX");
+  if (mkdtemp(path.data()) == nullptr) {
+    return ErrnoStatus(absl::StrCat("cannot make a folder in ", in));
+  }
   return std::unique_ptr<BenchFolder>(new BenchFolder(std::move(path), std::move(binaries)));
 }
 

@@ -31,8 +31,10 @@ inline constexpr BenchProgram kPackerProgram = {"packer", "worker/model"};
 
 class BenchFolder {
  public:
-  // `binaries` holds the programs, as DefaultBinaries says.
-  static absl::StatusOr<std::unique_ptr<BenchFolder>> Create(std::string binaries);
+  // In `parent` (empty: /tmp). `binaries` holds the programs, as DefaultBinaries says.
+  // InvalidArgument for a parent whose path is too long.
+  static absl::StatusOr<std::unique_ptr<BenchFolder>> Create(std::string binaries,
+                                                             const std::string& parent = "");
   ~BenchFolder();
   BenchFolder(const BenchFolder&) = delete;
   BenchFolder& operator=(const BenchFolder&) = delete;

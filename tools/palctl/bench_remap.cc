@@ -1,34 +1,23 @@
 // palctl bench remap: systems that share memory among tenants, under the same traffic.
-#include <fcntl.h>
-#include <stdlib.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <set>
-#include <system_error>
-#include <thread>
 #include <utility>
 #include <vector>
 
-#include "absl/cleanup/cleanup.h"
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "absl/strings/str_split.h"
-#include "absl/strings/strip.h"
-#include "absl/time/clock.h"
-#include "common/fd.h"
 #include "common/file.h"
 #include "common/json_text.h"
-#include "common/process.h"
+#include "tools/palctl/bench_machine.h"
 #include "tools/palctl/bench_shapes.h"
 #include "tools/palctl/commands.h"
 #include "tools/palctl/memory_history.h"
 #include "tools/palctl/remap_config.h"
 #include "tools/palctl/remap_results.h"
 #include "tools/palctl/tenant_node.h"
+#include "tools/palctl/tier_hits.h"
 
 namespace palimpsest::palctl {
 namespace {
@@ -36,54 +25,8 @@ namespace {
 using Json = nlohmann::ordered_json;
 namespace fs = std::filesystem;
 
-constexpr absl::Duration kLongestLook = absl::Seconds(20);
 constexpr absl::Duration kLongestIdle = absl::Minutes(2);
-constexpr Bytes kLongestText = MiB(4);
 constexpr size_t kLongestResult = size_t{256} << 20;
-
-// The first line that a program says; empty if it cannot.
-std::string Said(std::vector<std::string> command) {
-  std::string path = "/tmp/palimpsest-said.XXXXXX";
-  const UniqueFd out(mkostemp(path.data(), O_CLOEXEC));
-  const auto remove = absl::MakeCleanup([&path] { unlink(path.c_str()); });
-  SpawnOptions options;
-  options.argv = {"/usr/bin/env"};
-  options.argv.insert(options.argv.end(), command.begin(), command.end());
-  for (char** variable = environ; *variable != nullptr; ++variable) {
-    options.environment.push_back(*variable);
-  }
-  options.output = out.get();
-  auto process = ChildProcess::Spawn(options);
-  if (!process.ok() || !process->Wait(kLongestLook).ok()) return "";
-  const std::string text = ReadFile(path, kLongestText).value_or("");
-  return text.substr(0, text.find('\n'));
-}
-
-// The commit that a bundle was built from, or of the folder that palctl runs in.
-std::string Commit() {
-  std::error_code error;
-  const fs::path self = fs::read_symlink("/proc/self/exe", error).parent_path();
-  const auto packed = ReadFile((self.parent_path() / "COMMIT").string(), kLongestText);
-  if (packed.ok()) return std::string(absl::StripSuffix(*packed, "\n"));
-  return Said({"git", "describe", "--always", "--abbrev=40", "--dirty=+changes"});
-}
-
-Json Hardware(const RemapBenchConfig& config) {
-  std::string cpu = "unknown";
-  // Files of /proc have no length that could be known beforehand.
-  const std::string model = Said({"grep", "-m1", "model name", "/proc/cpuinfo"});
-  if (const size_t colon = model.find(": "); colon != std::string::npos) {
-    cpu = model.substr(colon + 2);
-  }
-  Json hardware = {{"cpu", cpu}, {"cpus", std::thread::hardware_concurrency()}};
-  if (config.cuda) {
-    hardware["gpu"] = Said({"nvidia-smi", "--query-gpu=name", "--format=csv,noheader"});
-    hardware["driver"] =
-        Said({"nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"});
-    hardware["gpus"] = config.gpus;
-  }
-  return hardware;
-}
 
 class RemapBench {
  public:
@@ -95,27 +38,34 @@ class RemapBench {
     if (!csv.ok()) return csv.status();
     auto arrivals = load::ParseArrivals(*csv);
     if (!arrivals.ok()) return InFile(config_.arrivals_file, arrivals.status());
-    arrivals_ = *std::move(arrivals);
+    traces_.arrivals = *std::move(arrivals);
     const auto json = load::ReadTraceFile((folder / config_.lengths_file).string());
     if (!json.ok()) return json.status();
-    auto lengths = load::ParseLengths(*json, config_.lengths);
-    if (!lengths.ok()) return InFile(config_.lengths_file, lengths.status());
-    lengths_ = *std::move(lengths);
+    if (config_.conversations.has_value()) {
+      auto conversations = load::ParseConversations(*json, config_.lengths);
+      if (!conversations.ok()) return InFile(config_.lengths_file, conversations.status());
+      traces_.conversations = *std::move(conversations);
+    } else {
+      auto lengths = load::ParseLengths(*json, config_.lengths);
+      if (!lengths.ok()) return InFile(config_.lengths_file, lengths.status());
+      traces_.lengths = *std::move(lengths);
+    }
     return absl::OkStatus();
   }
 
-  Json Schedules() const { return SchedulesJson(config_, arrivals_, lengths_); }
+  Json Schedules() const { return SchedulesJson(config_, traces_); }
 
   // Everything that is configured; what a system fails at is in the result.
   absl::Status Measure(const std::string& config_text) {
     result_ = {{"name", config_.name},
-               {"date", absl::FormatTime("%Y-%m-%dT%H:%M:%SZ", absl::Now(), absl::UTCTimeZone())},
-               {"commit", Commit()},
-               {"hardware", Hardware(config_)},
+               {"date", BenchDate()},
+               {"commit", BenchCommit()},
+               {"hardware", BenchHardware(config_.cuda ? config_.gpus : std::vector<int>())},
                {"objective",
                 {{"ttft_s", absl::ToDoubleSeconds(config_.objective.ttft)},
                  {"tbt_s", absl::ToDoubleSeconds(config_.objective.tbt)}}},
                {"duration_s", absl::ToDoubleSeconds(config_.duration)},
+               {"warm_up_s", absl::ToDoubleSeconds(config_.warm_up)},
                {"drain_s", absl::ToDoubleSeconds(config_.drain)},
                {"config", config_text},
                {"starts", Json::array()},
@@ -137,6 +87,8 @@ class RemapBench {
   }
 
   const Json& result() const { return result_; }
+  // Whether requests are turns of conversations.
+  bool talks() const { return config_.conversations.has_value(); }
 
  private:
   static absl::Status InFile(const std::string& file, const absl::Status& status) {
@@ -146,6 +98,7 @@ class RemapBench {
   absl::Status MeasureNode(int32_t tenants, const std::vector<RemapNodeRun>& runs) {
     TenantNodeOptions options;
     options.binaries = options_.binaries;
+    options.folder = options_.folder;
     options.cuda = config_.cuda;
     options.gpus = config_.gpus;
     options.slab = config_.slab;
@@ -185,6 +138,7 @@ class RemapBench {
     settings.policy = join(config_.policy, run.system->policy);
     settings.pool = run.system->pool;
     settings.engine = join(config_.engine, run.system->engine);
+    settings.tiers = run.system->tiers;
     settings.floors = run.system->floors;
     settings.fixed_shares = run.system->fixed_shares;
     for (int32_t i = 0; i < run.tenants; ++i) {
@@ -229,7 +183,8 @@ class RemapBench {
       if ((*measured)["goodput_share"].get<double>() < config_.stop_below) {
         saturated.emplace(point.run, point.prompt_tokens);
       }
-      terminal_.err << PointTable(Json::array({*measured})) << std::flush;
+      const Json one = Json::array({*measured});
+      terminal_.err << PointTable(one) << TierHitsTable(one) << std::flush;
       result_["points"].push_back(*std::move(measured));
       if (absl::Status status = Save(); !status.ok()) return status;
     }
@@ -239,31 +194,41 @@ class RemapBench {
   absl::StatusOr<Json> MeasurePoint(TenantNode& node, const RemapNodeRun& run,
                                     const RemapPoint& point) {
     if (absl::Status status = node.AwaitIdle(kLongestIdle); !status.ok()) return status;
-    const auto before = node.WorkerStats();
+    const auto before = Look(node);
     if (!before.ok()) return before.status();
-    const auto schedule = LoadOf(config_, run.tenants, point, arrivals_, lengths_);
+    const auto schedule = LoadOf(config_, run.tenants, point, traces_);
     load::LoadGenerator generator(node.targets());
     MemorySampler sampler(names_, config_.sample_interval, [&] { return node.BrokerStatus(); });
     const auto records = generator.Run(
-        schedule, config_.duration + config_.drain, [&](const load::LoadProgress& now) {
+        schedule, {.cutoff = config_.duration + config_.drain, .last_turn = config_.duration},
+        [&](const load::LoadProgress& now) {
           terminal_.err << absl::StrFormat(
               "%s %g/s: %3.0f s, %d of %d requests sent, %d ended\n", run.system->name, point.rate,
               absl::ToDoubleSeconds(now.now), now.sent, now.requests, now.ended);
         });
     const MemoryHistory memory = sampler.Stop();
-    const auto after = node.WorkerStats();
+    const auto after = Look(node);
     if (!after.ok()) return after.status();
     Json json = {
         {"run", point.run->name}, {"system", run.system->name},           {"tenants", run.tenants},
         {"rate", point.rate},     {"prompt_tokens", point.prompt_tokens}, {"load", point.load}};
     json.update(RecordsJson(config_, records));
     uint64_t preemptions = 0;
-    for (size_t i = 0; i < before->size(); ++i) {
-      preemptions += (*after)[i].preemptions_total() - (*before)[i].preemptions_total();
+    for (size_t i = 0; i < before->workers.size(); ++i) {
+      preemptions += after->workers[i].preemptions_total() - before->workers[i].preemptions_total();
     }
     json["preemptions"] = preemptions;
+    if (config_.conversations.has_value()) json["hits"] = TierHitsJson(*before, *after);
     json["memory"] = memory.ToJson();
     return json;
+  }
+
+  static absl::StatusOr<NodeCounters> Look(TenantNode& node) {
+    auto broker = node.BrokerStatus();
+    if (!broker.ok()) return broker.status();
+    auto workers = node.WorkerStats();
+    if (!workers.ok()) return workers.status();
+    return NodeCounters{*std::move(broker), *std::move(workers)};
   }
 
   absl::Status Save() const {
@@ -274,8 +239,7 @@ class RemapBench {
   const RemapBenchConfig config_;
   const BenchRemapOptions options_;
   const Terminal& terminal_;
-  std::vector<absl::Duration> arrivals_;
-  std::vector<load::RequestLengths> lengths_;
+  RemapTraces traces_;
   std::vector<std::string> names_;  // of the node's tenants
   Json result_;
 };
@@ -311,11 +275,15 @@ absl::StatusOr<Json> ReadResults(const std::vector<std::string>& files) {
   return all;
 }
 
+void Show(const Json& result, const Terminal& terminal) {
+  terminal.out << PointTable(result["points"]) << TierHitsTable(result["points"]) << std::flush;
+}
+
 int Redraw(const BenchRemapOptions& options, const Terminal& terminal) {
   const auto result = ReadResults(options.from);
   if (!result.ok()) return Fail(terminal, result.status());
   if (absl::Status status = Plot(options, *result); !status.ok()) return Fail(terminal, status);
-  terminal.out << PointTable((*result)["points"]) << std::flush;
+  Show(*result, terminal);
   return kDone;
 }
 
@@ -339,6 +307,10 @@ int RunBenchRemap(BenchRemapOptions options, const Terminal& terminal) {
   RemapBench bench(*std::move(config), options, terminal);
   absl::Status status =
       bench.ReadTraces(options.traces.empty() ? folder : fs::path(options.traces));
+  if (status.ok() && !options.schedules_file.empty() && bench.talks()) {
+    status = absl::InvalidArgumentError(
+        "no schedules of conversations: what turns ask depends on the answers before them");
+  }
   if (status.ok() && !options.schedules_file.empty()) {
     status = WriteFileAtomically(options.schedules_file, ResultText(bench.Schedules()));
     return status.ok() ? kDone : Fail(terminal, status);
@@ -346,7 +318,7 @@ int RunBenchRemap(BenchRemapOptions options, const Terminal& terminal) {
   if (status.ok()) status = bench.Measure(yaml->EffectiveYaml());
   if (status.ok()) status = Plot(options, bench.result());
   if (!status.ok()) return Fail(terminal, status);
-  terminal.out << PointTable(bench.result()["points"]) << std::flush;
+  Show(bench.result(), terminal);
   return bench.result()["failed"].empty() ? kDone : kFailed;
 }
 

@@ -194,6 +194,7 @@ struct BenchRemapOptions {
   std::string config_file;  // remap_config.h
   std::string traces;       // folder of the trace files; empty: that of the configuration
   std::string binaries;     // empty: where this program is
+  std::string folder;       // for the nodes' own folders; empty: /tmp
   std::string json_file;
   std::string plot_file;
   std::string schedules_file;     // only write the loads there
@@ -201,6 +202,20 @@ struct BenchRemapOptions {
 };
 // Starts nodes of its own; needs none that runs.
 int RunBenchRemap(BenchRemapOptions options, const Terminal& terminal);
+
+struct BenchPrefixOptions {
+  std::string shape = "llama3-8b";  // bench_shapes.h; or
+  std::string model;                // folder of a checkpoint
+  bool cuda = true;
+  std::vector<int> gpus = {0};
+  std::string binaries;  // empty: where this program is
+  std::string folder;    // for the node's own folder, with its disk tier; empty: /tmp
+  int32_t prefix_tokens = 4096;
+  int rounds = 5;
+  std::string json_file;
+};
+// Starts a node of its own; needs none that runs.
+int RunBenchPrefix(BenchPrefixOptions options, const Terminal& terminal);
 
 struct PlanOptions {
   std::string config_file;            // config.json of a model

@@ -7,8 +7,7 @@
 #include "broker/core/sizing/kv_sizing.h"
 #include "common/file.h"
 #include "common/kv_format.h"
-#include "tools/palctl/bench_heads.h"
-#include "tools/palctl/bench_shapes.h"
+#include "tools/palctl/bench_commands.h"
 #include "tools/palctl/cache_options.h"
 #include "tools/palctl/commands.h"
 #include "tools/palctl/tier_names.h"
@@ -67,11 +66,7 @@ struct CommandLine {
   TrimOptions trim;
   PurgeOptions purge;
   double purge_seconds = 60;
-  BenchControlOptions bench;
-  BenchEngineOptions bench_engine;
-  BenchActivationOptions bench_activation;
-  BenchRemapOptions bench_remap;
-  BenchHeadsOptions bench_heads;
+  BenchCommandLine bench;
   PlanOptions plan;
   ReplayOptions replay;
 };
@@ -141,104 +136,6 @@ void AddGenerate(CLI::App& app, CommandLine& line) {
   generate->add_option("--timeout", line.generate_seconds, "seconds for each answer")
       ->check(CLI::Range(0.001, 86400.0))
       ->capture_default_str();
-}
-
-void AddBenchEngine(CLI::App& bench, BenchEngineOptions& options) {
-  CLI::App* engine = bench.add_subcommand(
-      "engine",
-      "starts a broker and a worker with dummy weights and measures decode steps, first tokens and "
-      "the worker's start, through the worker's gRPC interface; then vLLM on the same workload, if "
-      "Python has it");
-  engine->add_option("--shape", options.shape, "the model's shape")
-      ->check(CLI::IsMember(BenchShapes()))
-      ->capture_default_str();
-  engine->add_option("--json", options.json_file, "write the results to this file")
-      ->type_name("FILE");
-  engine
-      ->add_option_function<std::string>(
-          "--device", [&options](const std::string& device) { options.cuda = device == "cuda"; },
-          "cuda (the default) or cpu")
-      ->check(CLI::IsMember({"cuda", "cpu"}));
-  const auto numbers = [engine](const char* name, auto& list, const char* help) {
-    engine->add_option(name, list, help)->delimiter(',')->capture_default_str();
-  };
-  numbers("--gpus", options.gpus, "which GPUs; several share the model (tensor parallel)");
-  numbers("--batches", options.batches, "batch sizes of decode steps");
-  numbers("--prompts", options.prompts, "prompt lengths for first tokens");
-  const auto number = [engine](const char* name, auto& value, int least, const char* help) {
-    engine->add_option(name, value, help)->check(CLI::Range(least, 1 << 20))->capture_default_str();
-  };
-  number("--decode-tokens", options.decode_tokens, 1, "decode steps of a measurement");
-  number("--long-batch", options.long_batch, 0, "batch size behind long prompts; 0: none");
-  number("--long-prompt", options.long_prompt, 1, "their length");
-  number("--max-step-tokens", options.max_step_tokens, 1, "the worker's engine.max_step_tokens");
-  number("--rounds", options.rounds, 1, "measurements of each decode; the median counts");
-  engine->add_option(
-      "--binaries", options.binaries,
-      "folder of the programs: bin/ of a bundle, or bazel-bin (default: where palctl "
-      "is)");
-  engine->add_option("--gemm-cache", options.gemm_cache_file,
-                     "file of matrix products' algorithms (default: measured anew)");
-  engine->add_flag("!--no-vllm", options.vllm, "leave vLLM out");
-  engine->add_option("--vllm-script", options.vllm_script,
-                     "default: tools/bench/vllm_bench.py of the bundle or the source tree");
-}
-
-void AddBenchActivation(CLI::App& bench, BenchActivationOptions& options) {
-  CLI::App* activation = bench.add_subcommand(
-      "activation",
-      "starts a node with two tenants whose images do not fit together, and measures how long a "
-      "request to the one without memory waits for its first token");
-  activation->add_option("--shape", options.shape, "the models' shape")
-      ->check(CLI::IsMember(BenchShapes()))
-      ->capture_default_str();
-  activation->add_option("--json", options.json_file, "write the results to this file")
-      ->type_name("FILE");
-  activation
-      ->add_option_function<std::string>(
-          "--device", [&options](const std::string& device) { options.cuda = device == "cuda"; },
-          "cuda (the default) or cpu")
-      ->check(CLI::IsMember({"cuda", "cpu"}));
-  activation->add_option("--gpus", options.gpus, "several share each model (tensor parallel)")
-      ->delimiter(',')
-      ->capture_default_str();
-  activation->add_option("--prompt", options.prompt_tokens, "tokens of the request")
-      ->check(CLI::Range(1, 8000))
-      ->capture_default_str();
-  activation->add_option("--rounds", options.rounds, "activations; the median counts")
-      ->check(CLI::Range(1, 1000))
-      ->capture_default_str();
-  activation->add_option(
-      "--binaries", options.binaries,
-      "folder of the programs: bin/ of a bundle, or bazel-bin (default: where palctl is)");
-}
-
-void AddBenchRemap(CLI::App& bench, BenchRemapOptions& options) {
-  CLI::App* remap = bench.add_subcommand(
-      "remap",
-      "starts nodes with several tenants, one for each way to share memory among them, sends all "
-      "the "
-      "same traffic from traces, and reports latencies, throughput and where the memory was");
-  remap->add_option("--config", options.config_file, "what to measure; see tools/bench/remap")
-      ->type_name("FILE");
-  remap
-      ->add_option("--traces", options.traces,
-                   "folder of the trace files (default: that of the configuration)")
-      ->type_name("FOLDER");
-  remap->add_option("--json", options.json_file, "write the results to this file")
-      ->type_name("FILE");
-  remap->add_option("--plot", options.plot_file, "draw them in this SVG file")->type_name("FILE");
-  remap
-      ->add_option("--schedules", options.schedules_file,
-                   "only write the loads to this file, for tools/bench/vllm_remap.py")
-      ->type_name("FILE");
-  remap
-      ->add_option("--from", options.from,
-                   "measure nothing: show results that these files hold, together")
-      ->type_name("FILE");
-  remap->add_option(
-      "--binaries", options.binaries,
-      "folder of the programs: bin/ of a bundle, or bazel-bin (default: where palctl is)");
 }
 
 void AddPlan(CLI::App& app, PlanOptions& options) {
@@ -387,18 +284,7 @@ void AddOthers(CLI::App& app, CommandLine& line) {
   drain->add_option("--timeout", line.drain_seconds, "seconds to wait")
       ->check(CLI::Range(0.1, 600.0))
       ->capture_default_str();
-  CLI::App* bench = app.add_subcommand("bench", "measurements");
-  bench->require_subcommand(1);
-  CLI::App* control = bench->add_subcommand(
-      "control", "p50 and p99 of a control round trip to the broker over its Unix socket");
-  control->add_option("--calls", line.bench.calls, "round trips to measure")
-      ->check(CLI::Range(1, 10'000'000))
-      ->capture_default_str();
-  control->add_flag("--json", line.bench.json, "{calls, answer_bytes, p50_seconds, p99_seconds}");
-  AddBenchEngine(*bench, line.bench_engine);
-  AddBenchActivation(*bench, line.bench_activation);
-  AddBenchRemap(*bench, line.bench_remap);
-  AddBenchHeads(*bench, line.bench_heads);
+  AddBenchCommands(app, line.bench);
 }
 
 absl::StatusOr<NodeAddresses> FindNode(const CommandLine& line) {
@@ -452,7 +338,7 @@ int RunCommand(const CLI::App& app, CommandLine& line, const Node& node, const T
   if (app.got_subcommand("purge")) return RunPurge(node, line.purge, terminal);
   if (app.got_subcommand("events")) return RunEvents(node, line.events, terminal);
   if (app.got_subcommand("drain")) return RunDrain(node, line.drain, terminal);
-  return RunBenchControl(node, line.bench, terminal);
+  return RunBenchControl(node, line.bench.control, terminal);
 }
 
 }  // namespace
@@ -491,18 +377,7 @@ int RunPalctl(int argc, const char* const* argv, const Terminal& terminal) {
   }
   if (app.got_subcommand("plan")) return RunPlan(line.plan, terminal);
   if (app.got_subcommand("replay")) return RunReplay(line.replay, terminal);
-  if (app.got_subcommand("bench") && app.get_subcommand("bench")->got_subcommand("engine")) {
-    return RunBenchEngine(std::move(line.bench_engine), terminal);
-  }
-  if (app.got_subcommand("bench") && app.get_subcommand("bench")->got_subcommand("activation")) {
-    return RunBenchActivation(std::move(line.bench_activation), terminal);
-  }
-  if (app.got_subcommand("bench") && app.get_subcommand("bench")->got_subcommand("remap")) {
-    return RunBenchRemap(std::move(line.bench_remap), terminal);
-  }
-  if (app.got_subcommand("bench") && app.get_subcommand("bench")->got_subcommand("heads")) {
-    return RunBenchHeads(line.bench_heads, terminal);
-  }
+  if (const std::optional<int> status = RunBenchCommand(app, line.bench, terminal)) return *status;
   absl::StatusOr<NodeAddresses> addresses = FindNode(line);
   if (!addresses.ok()) return Fail(terminal, addresses.status());
   return RunCommand(app, line, Node(*std::move(addresses)), terminal);

@@ -62,6 +62,7 @@ RemapSystem ReadSystem(ConfigReader& reader) {
   system.pool = reader.String("pool", "");
   system.tenants = reader.String("tenants", "");
   system.engine = reader.String("engine", "");
+  system.tiers = reader.String("tiers", "");
   system.fixed_shares = reader.Bool("fixed_shares", false);
   system.floors = reader.Bool("floors", system.fixed_shares);
   return system;
@@ -106,6 +107,9 @@ RemapRun ReadRun(ConfigReader& reader, const RemapBenchConfig& config) {
   }
   std::sort(run.rates.begin(), run.rates.end());
   run.prompt_tokens = Integers(reader, "prompt_tokens", kMostTokens);
+  if (config.conversations.has_value() && !run.prompt_tokens.empty()) {
+    reader.Error("prompt_tokens", "not with conversations, whose turns have lengths of their own");
+  }
   if (run.prompt_tokens.empty()) run.prompt_tokens = {0};
   const auto all = static_cast<int32_t>(config.tenants.size());
   run.tenants = Integers(reader, "tenants", all);
@@ -131,6 +135,22 @@ void ReadTraces(ConfigReader traces, RemapBenchConfig& config) {
   }
 }
 
+load::ConversationRules ReadConversations(ConfigReader reader) {
+  load::ConversationRules rules;
+  const auto tokens = [&reader](absl::string_view key) {
+    return static_cast<int32_t>(reader.Int(key, 0, kMostTokens, 0));
+  };
+  rules.system_tokens = tokens("system_tokens");
+  rules.context_tokens = tokens("context_tokens");
+  rules.tool_share = reader.Double("tool_share", 0, 1, 0.0);
+  const auto wait = [&reader](absl::string_view key, absl::Duration fallback) {
+    return reader.Duration(key, absl::ZeroDuration(), absl::Hours(24), fallback);
+  };
+  rules.tool_wait = wait("tool_wait", absl::Seconds(1));
+  rules.human_wait = wait("human_wait", absl::Seconds(10));
+  return rules;
+}
+
 void ReadMachine(ConfigReader& root, RemapBenchConfig& config) {
   config.cuda = root.Choice<bool>("device", {{"cpu", false}, {"cuda", true}});
   config.gpus = ReadGpus(root, config.cuda);
@@ -150,8 +170,14 @@ void ReadMachine(ConfigReader& root, RemapBenchConfig& config) {
 
 void ReadLoad(ConfigReader& root, RemapBenchConfig& config) {
   ReadTraces(root.Map("traces"), config);
+  if (root.Has("conversations")) {
+    config.conversations = ReadConversations(root.Map("conversations"));
+  }
   config.seed = static_cast<uint64_t>(root.Int("seed", 0, int64_t{1} << 53, 1));
   config.duration = root.Duration("duration", absl::Milliseconds(100), absl::Hours(2));
+  config.warm_up =
+      root.Duration("warm_up", absl::ZeroDuration(), absl::Hours(2), absl::ZeroDuration());
+  if (config.warm_up >= config.duration) root.Error("warm_up", "expected less than duration");
   config.drain = root.Duration("drain", absl::ZeroDuration(), absl::Hours(2), config.duration / 2);
   config.sample_interval = root.Duration("sample_interval", absl::Milliseconds(10),
                                          absl::Minutes(1), absl::Milliseconds(250));
@@ -160,8 +186,12 @@ void ReadLoad(ConfigReader& root, RemapBenchConfig& config) {
   config.objective.tbt = objective.Duration("tbt", absl::Milliseconds(1), absl::Hours(1));
   config.stop_below = root.Double("stop_below", 0, 1, 0.5);
   config.raw_requests = root.Bool("raw_requests", false);
-  if (config.max_sequence_tokens < config.lengths.most_prompt + config.lengths.most_output) {
-    root.Error("max_sequence_tokens", "expected at least most_prompt + most_output of the traces");
+  const load::ConversationRules around = config.conversations.value_or(load::ConversationRules());
+  if (config.max_sequence_tokens < config.lengths.most_prompt + config.lengths.most_output +
+                                       around.system_tokens + around.context_tokens) {
+    root.Error("max_sequence_tokens",
+               "expected at least most_prompt + most_output of the traces, and system_tokens + "
+               "context_tokens of conversations");
   }
 }
 

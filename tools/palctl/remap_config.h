@@ -4,6 +4,7 @@
 #define PALIMPSEST_TOOLS_PALCTL_REMAP_CONFIG_H_
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -12,6 +13,7 @@
 #include "common/bytes.h"
 #include "common/yaml_config.h"
 #include "tools/load/latency.h"
+#include "tools/load/schedule.h"
 #include "tools/load/trace.h"
 
 namespace palimpsest::palctl {
@@ -35,6 +37,7 @@ struct RemapSystem {
   std::string pool;           // more of the broker's `pool`
   std::string tenants;        // each tenant's entry at the broker
   std::string engine;         // the workers' `engine`
+  std::string tiers;          // the broker's `tiers`; empty: blocks stay in T0
   bool floors = false;        // each tenant has its floor at its share: what it is sure of
   bool fixed_shares = false;  // and its quota too: all it can have
 };
@@ -44,7 +47,7 @@ struct RemapSystem {
 struct RemapRun {
   std::string name;
   std::vector<std::string> systems;
-  std::vector<double> rates;           // requests a second of all tenants together, ascending
+  std::vector<double> rates;  // requests or conversations a second of all tenants, ascending
   std::vector<int32_t> prompt_tokens;  // 0: as in the trace
   std::vector<int32_t> tenants;        // how many; the first ones
 };
@@ -61,8 +64,11 @@ struct RemapBenchConfig {
   std::string policy, engine;  // of all systems
   std::string arrivals_file, lengths_file;
   load::LengthRules lengths;
+  // Requests are turns of the conversations in `lengths_file`.
+  std::optional<load::ConversationRules> conversations;
   uint64_t seed = 0;
   absl::Duration duration;  // requests arrive for so long
+  absl::Duration warm_up;   // those of its beginning do not count
   absl::Duration drain;     // and are waited for so long afterwards
   absl::Duration sample_interval;
   load::Objective objective;

@@ -95,6 +95,36 @@ TEST(ReadRemapBenchConfig, RefusesWhatCannotBeMeasured) {
   EXPECT_THAT(Refusal("duration: 10s", "duraton: 10s"), HasSubstr("duraton"));
 }
 
+TEST(ReadRemapBenchConfig, ReadsConversationsAndTiers) {
+  constexpr absl::string_view kSweep =
+      "  - {name: sweep, systems: [remap], rates: [2], prompt_tokens: [100, 200], tenants: [1, "
+      "2]}\n";
+  const std::string text = absl::StrReplaceAll(
+      kConfig,
+      {{kSweep, ""},
+       {"duration: 10s",
+        "duration: 10s\nwarm_up: 4s\nconversations: {system_tokens: 5, context_tokens: 1500, "
+        "tool_share: 0.5, human_wait: 3s}"},
+       {"{name: remap,", "{name: remap, tiers: \"dram: {bytes: 64 MiB}\","}});
+  const auto config = Read(text);
+  ASSERT_TRUE(config.ok()) << config.status();
+  ASSERT_TRUE(config->conversations.has_value());
+  EXPECT_EQ(config->conversations->context_tokens, 1500);
+  EXPECT_EQ(config->conversations->human_wait, absl::Seconds(3));
+  EXPECT_EQ(config->warm_up, absl::Seconds(4));
+  EXPECT_EQ(config->systems[0].tiers, "dram: {bytes: 64 MiB}");
+  EXPECT_EQ(config->systems[1].tiers, "");
+  const auto refusal = [&](absl::string_view from, absl::string_view to) {
+    const auto refused = Read(absl::StrReplaceAll(text, {{from, to}}));
+    EXPECT_FALSE(refused.ok()) << from << " became " << to;
+    return std::string(refused.status().message());
+  };
+  EXPECT_THAT(refusal("context_tokens: 1500", "context_tokens: 1600"),
+              HasSubstr("context_tokens of conversations"));
+  EXPECT_THAT(refusal("warm_up: 4s", "warm_up: 10s"), HasSubstr("less than duration"));
+  EXPECT_THAT(refusal("[4, 0.5, 2]}", "[4], prompt_tokens: [9]}"), HasSubstr("not with conv"));
+}
+
 TEST(ExpandRuns, HasEveryPointOnceAndFewNodes) {
   const auto config = Read(kConfig);
   ASSERT_TRUE(config.ok()) << config.status();

@@ -43,7 +43,7 @@ Json RawJson(absl::Span<const RequestRecord> records) {
     const Json first = record.tokens.empty() ? Json(nullptr) : Json(Rounded(record.tokens[0]));
     raw.push_back({Rounded(record.due), Rounded(record.sent), first, Rounded(record.end),
                    record.tokens.size(), record.preemptions, OutcomeName(record.outcome),
-                   Hex(record.digest)});
+                   Hex(record.digest), record.cached_tokens, record.request});
   }
   return raw;
 }
@@ -205,6 +205,8 @@ Json SummaryJson(const load::LoadSummary& summary) {
             {"max", Rounded(summary.tbt_max)}}},
           {"output_tokens", summary.output_tokens},
           {"output_tokens_per_s", Rounded(summary.output_tokens_per_second)},
+          {"input_tokens", summary.prompt_tokens},
+          {"cached_tokens", summary.cached_tokens},
           {"makespan_s", Rounded(summary.makespan)},
           {"preempted", summary.preempted},
           {"preempted_share", Rounded(summary.preempted_share)},
@@ -219,7 +221,8 @@ Json RecordsJson(const RemapBenchConfig& config,
   Json by_tenant = Json::array(), raw = Json::object();
   for (size_t i = 0; i < records.size(); ++i) {
     const std::string& name = config.tenants[i].name;
-    Json one = SummaryJson(load::Summarize(records[i], config.objective, config.duration));
+    Json one =
+        SummaryJson(load::Summarize(records[i], config.objective, config.duration, config.warm_up));
     one["name"] = name;
     by_tenant.push_back(std::move(one));
     raw[name] = RawJson(records[i]);
@@ -228,16 +231,16 @@ Json RecordsJson(const RemapBenchConfig& config,
     }
     all.insert(all.end(), records[i].begin(), records[i].end());
   }
-  Json json = SummaryJson(load::Summarize(all, config.objective, config.duration));
+  Json json = SummaryJson(load::Summarize(all, config.objective, config.duration, config.warm_up));
   json["by_tenant"] = std::move(by_tenant);
   if (!errors.empty()) json["errors"] = errors;
   if (config.raw_requests) json["requests_raw"] = std::move(raw);
   return json;
 }
 
-std::vector<std::vector<load::ScheduledRequest>> LoadOf(
-    const RemapBenchConfig& config, int32_t tenants, const RemapPoint& point,
-    absl::Span<const absl::Duration> arrivals, absl::Span<const load::RequestLengths> lengths) {
+std::vector<std::vector<load::ScheduledRequest>> LoadOf(const RemapBenchConfig& config,
+                                                        int32_t tenants, const RemapPoint& point,
+                                                        const RemapTraces& traces) {
   double sum = 0;
   for (int32_t i = 0; i < tenants; ++i) sum += config.tenants[static_cast<size_t>(i)].requests;
   load::ScheduleOptions options;
@@ -249,11 +252,13 @@ std::vector<std::vector<load::ScheduledRequest>> LoadOf(
     const double part = config.tenants[static_cast<size_t>(i)].requests;
     options.rates.push_back(sum > 0 ? point.rate * part / sum : 0);
   }
-  return load::MakeSchedule(arrivals, lengths, options);
+  return config.conversations.has_value()
+             ? load::MakeConversations(traces.arrivals, traces.conversations, options,
+                                       *config.conversations)
+             : load::MakeSchedule(traces.arrivals, traces.lengths, options);
 }
 
-Json SchedulesJson(const RemapBenchConfig& config, absl::Span<const absl::Duration> arrivals,
-                   absl::Span<const load::RequestLengths> lengths) {
+Json SchedulesJson(const RemapBenchConfig& config, const RemapTraces& traces) {
   Json tenants = Json::array(), points = Json::array();
   for (const RemapTenant& tenant : config.tenants) {
     tenants.push_back({{"name", tenant.name}, {"shape", tenant.shape}, {"share", tenant.share}});
@@ -263,7 +268,7 @@ Json SchedulesJson(const RemapBenchConfig& config, absl::Span<const absl::Durati
     for (const RemapPoint& point : node.points) {
       if (!seen.emplace(point.run->name, point.load).second) continue;
       Json requests = Json::array();
-      for (const auto& tenant : LoadOf(config, node.tenants, point, arrivals, lengths)) {
+      for (const auto& tenant : LoadOf(config, node.tenants, point, traces)) {
         Json list = Json::array();
         for (const load::ScheduledRequest& request : tenant) {
           list.push_back(

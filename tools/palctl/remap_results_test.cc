@@ -31,9 +31,9 @@ RemapBenchConfig Config() {
   return config;
 }
 
-const std::vector<absl::Duration> kArrivals = {absl::ZeroDuration(), absl::Seconds(1),
-                                               absl::Seconds(5)};
-const std::vector<load::RequestLengths> kLengths = {{8, 2}};
+const RemapTraces kTraces = {.arrivals = {absl::ZeroDuration(), absl::Seconds(1), absl::Seconds(5)},
+                             .lengths = {{8, 2}},
+                             .conversations = {{{8, 2}, {3, 1}}}};
 
 Json Point(const char* run, const char* system, double rate, double ttft) {
   return {{"run", run},          {"system", system},
@@ -45,13 +45,24 @@ Json Point(const char* run, const char* system, double rate, double ttft) {
 TEST(LoadOf, SplitsTheRateAmongTenants) {
   const RemapBenchConfig config = Config();
   const auto nodes = ExpandRuns(config);
-  const auto load = LoadOf(config, 2, nodes[0].points[1], kArrivals, kLengths);
+  const auto load = LoadOf(config, 2, nodes[0].points[1], kTraces);
   EXPECT_EQ(load[0].size(), 10u);
   EXPECT_EQ(load[1].size(), 30u);
 }
 
+TEST(LoadOf, MakesTurnsOfConversations) {
+  RemapBenchConfig config = Config();
+  config.conversations.emplace();
+  config.conversations->context_tokens = 10;
+  const auto nodes = ExpandRuns(config);
+  const auto load = LoadOf(config, 2, nodes[0].points[1], kTraces);
+  ASSERT_EQ(load[0].size(), 20u);
+  EXPECT_EQ(load[0][0].lengths.prompt_tokens, 18);
+  EXPECT_EQ(load[0][1].continues, 0u);
+}
+
 TEST(SchedulesJson, HasEachLoadOnce) {
-  const Json json = SchedulesJson(Config(), kArrivals, kLengths);
+  const Json json = SchedulesJson(Config(), kTraces);
   ASSERT_EQ(json["points"].size(), 2u);
   EXPECT_EQ(json["points"][1]["rate"], 4);
   EXPECT_EQ(json["points"][1]["requests"][0].size(), 10u);

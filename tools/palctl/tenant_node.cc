@@ -51,14 +51,13 @@ std::string Size(Bytes bytes) { return absl::StrCat(bytes / MiB(1), " MiB"); }
 
 Bytes RoundDown(Bytes bytes, Bytes unit) { return unit * (bytes / unit); }
 
-std::unique_ptr<v1::Broker::Stub> Connect(const std::string& socket) {
+std::shared_ptr<grpc::Channel> Connect(const std::string& socket) {
   grpc::ChannelArguments arguments;
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 20);
   arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 20);
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 20);
-  return v1::Broker::NewStub(
-      grpc::CreateCustomChannel("unix:" + socket, grpc::InsecureChannelCredentials(), arguments));
+  return grpc::CreateCustomChannel("unix:" + socket, grpc::InsecureChannelCredentials(), arguments);
 }
 
 }  // namespace
@@ -77,7 +76,7 @@ void TenantNode::KillAll() {
 }
 
 absl::Status TenantNode::Prepare() {
-  auto folder = BenchFolder::Create(options_.binaries);
+  auto folder = BenchFolder::Create(options_.binaries, options_.folder);
   if (!folder.ok()) return folder.status();
   folder_ = *std::move(folder);
   const auto token = folder_->WriteSecret("router-token");
@@ -105,7 +104,8 @@ absl::Status TenantNode::Prepare() {
     const auto secret = folder_->WriteSecret(absl::StrCat("secret-", options.name));
     if (!secret.ok()) return secret.status();
   }
-  broker_stub_ = Connect(folder_->path() + "/broker.sock");
+  broker_stub_ = v1::Broker::NewStub(Connect(folder_->path() + "/broker.sock"));
+  admin_stub_ = v1::BlockAdmin::NewStub(Connect(folder_->path() + "/state/operator.sock"));
   return absl::OkStatus();
 }
 
@@ -127,6 +127,7 @@ std::string TenantNode::BrokerConfig(const TenantNodeSettings& settings,
                 absl::StrCat("bytes: ", Size(RoundDown(options_.pool, options_.slab))),
                 settings.pool}));
   if (!settings.policy.empty()) absl::StrAppend(&text, "policy: {", settings.policy, "}\n");
+  if (!settings.tiers.empty()) absl::StrAppend(&text, "tiers: {", settings.tiers, "}\n");
   absl::StrAppend(&text, "tenants:\n");
   for (size_t i = 0; i < tenants_.size(); ++i) {
     const TenantNodeOptions::Tenant& tenant = tenants_[i].options;

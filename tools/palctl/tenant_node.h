@@ -21,6 +21,7 @@
 #include "absl/time/time.h"
 #include "common/bytes.h"
 #include "common/process.h"
+#include "proto/palimpsest/v1/block_store.grpc.pb.h"
 #include "proto/palimpsest/v1/broker.grpc.pb.h"
 #include "tools/load/load_generator.h"
 #include "tools/palctl/bench_client.h"
@@ -38,6 +39,7 @@ struct TenantNodeOptions {
   };
 
   std::string binaries;  // bench_folder.h
+  std::string folder;    // in which the node has its own, with its tiers; empty: /tmp
   bool cuda = false;
   std::vector<int> gpus = {0};
   Bytes slab;
@@ -53,6 +55,7 @@ struct TenantNodeSettings {
   std::string pool;                  // of the broker's pool, beside what the options say
   std::vector<std::string> tenants;  // of each tenant's entry there
   std::string engine;                // of the workers
+  std::string tiers;                 // of the broker; empty: none
   bool floors = false;               // the floor of each tenant is its share
   bool fixed_shares = false;         // and its quota too
 };
@@ -73,11 +76,15 @@ class TenantNode {
   absl::StatusOr<BenchClient::Answer> Ask(size_t tenant, int32_t batch, int32_t prompt_tokens,
                                           int32_t tokens);
 
+  BenchClient& client(size_t tenant) { return *tenants_[tenant].client; }
+
   // OK once no worker has requests.
   absl::Status AwaitIdle(absl::Duration timeout);
 
   std::vector<load::LoadTarget> targets() const;
   absl::StatusOr<v1::GetStatusResponse> BrokerStatus() const;
+  // What operators ask of the block store.
+  v1::BlockAdmin::Stub& block_admin() { return *admin_stub_; }
   absl::StatusOr<std::vector<v1::WorkerStats>> WorkerStats();
   std::string LogEnds() const;
 
@@ -120,6 +127,7 @@ class TenantNode {
   std::string router_token_;
   std::vector<Tenant> tenants_;
   std::unique_ptr<v1::Broker::Stub> broker_stub_;
+  std::unique_ptr<v1::BlockAdmin::Stub> admin_stub_;
   std::unique_ptr<ChildProcess> broker_;
 };
 

@@ -216,11 +216,11 @@ bool Scheduler::AdmitNext(int32_t& budget) {
                   &sequence);
   sequence.running = true;
   if (!sequence.started) {
-    const int32_t cached = sequence.published * config_.geometry.block_tokens;
     sequence.started = true;
-    sequence.usage.cached_tokens = cached;
+    // With what is being loaded; steps may end before the load is known to have.
+    sequence.usage.cached_tokens = sequence.computed;
     counters_.prompt_tokens += sequence.prompt_size;
-    counters_.cached_tokens += cached;
+    counters_.cached_tokens += sequence.published * config_.geometry.block_tokens;
   }
   if (!Ready(sequence)) return true;
   const int32_t tokens = Fit(sequence, std::min(sequence.remaining(), budget));

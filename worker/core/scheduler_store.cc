@@ -220,9 +220,7 @@ void Scheduler::FinishLoad(const Transfer& transfer, const SwapEnded& ended) {
   if (!ended.status.ok()) {
     PALIMPSEST_CHECK(!transfer.copy.awaited || in_flight_ == 0);
     CutBack(sequence, sequence.loaded_from + intact);
-  }
-  if (sequence.usage.output_tokens == 0 && sequence.usage.preemptions == 0) {
-    sequence.usage.cached_tokens += intact * config_.geometry.block_tokens;
+    sequence.usage.cached_tokens = std::min(sequence.usage.cached_tokens, sequence.computed);
   }
   PublishFullBlocks(sequence);
 }
