@@ -152,6 +152,8 @@ void BlockMover::HandOver(const Storing& storing, PinnedBytes<std::byte> from) {
           Then([transfer = block.transfer](BlockMover& mover, const absl::Status& status) {
             mover.parts_.listener.OnStoreDone(transfer, status);
           }));
+      // Refused at once it is no other node's, but one of this node that is on its way out.
+      if (absl::IsAlreadyExists(accepted)) accepted = absl::AbortedError(accepted.message());
     }
   }
   if (!accepted.ok()) parts_.listener.OnStoreDone(block.transfer, accepted);

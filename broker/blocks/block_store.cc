@@ -145,7 +145,7 @@ absl::Status BlockStore::OpenTiers() {
   for (size_t i = 0; i < options_.tiers.lower.size(); ++i) {
     const LowerTierConfig& tier = options_.tiers.lower[i];
     observers_.push_back(std::make_unique<Observer>(*this, TierIndex(static_cast<uint8_t>(i + 1))));
-    auto opened = OpenTier(tier, names, clock_, observers_.back().get());
+    auto opened = OpenTier(tier, names, options_.tier_wrapper, clock_, observers_.back().get());
     if (!opened.ok()) return opened.status();
     stores.push_back(stores_.emplace_back(*std::move(opened)).get());
   }

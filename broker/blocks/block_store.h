@@ -29,6 +29,7 @@
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "broker/blocks/block_mover.h"
+#include "broker/blocks/open_tier.h"
 #include "broker/blocks/staging_pool.h"
 #include "broker/blocks/tier_check.h"
 #include "broker/blocks/tiers_config.h"
@@ -69,6 +70,8 @@ class BlockStore : public BlockSessions, private BlockMover::Listener {
     absl::Duration memory_back_off = absl::Seconds(10);
     // Makes the memory of chunks; DramArena's own by default.
     DramArena::Maker chunk_maker;
+    // Null outside of tests.
+    TierWrapper tier_wrapper;
     // Events that are remembered.
     size_t events = size_t{1} << 16;
   };

@@ -37,12 +37,13 @@ struct MakeBackend {
 
 absl::StatusOr<std::unique_ptr<TierStore>> OpenTier(const LowerTierConfig& config,
                                                     const std::vector<std::string>& tenants,
-                                                    const Clock& clock,
+                                                    const TierWrapper& wrap, const Clock& clock,
                                                     TierStore::Observer* observer) {
   const auto named = [&config](const absl::Status& status) {
     return absl::Status(status.code(), absl::StrCat("tiers.", config.name, ": ", status.message()));
   };
   std::unique_ptr<TierBackend> backend = std::visit(MakeBackend{config, clock}, config.medium);
+  if (wrap != nullptr) backend = wrap(config.name, std::move(backend));
   if (!config.keys.empty()) {
     absl::StatusOr<TenantKeys> keys = TenantKeys::Load(config.keys, tenants);
     if (!keys.ok()) return named(keys.status());

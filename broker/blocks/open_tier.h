@@ -2,6 +2,7 @@
 #ifndef PALIMPSEST_BROKER_BLOCKS_OPEN_TIER_H_
 #define PALIMPSEST_BROKER_BLOCKS_OPEN_TIER_H_
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -13,11 +14,16 @@
 
 namespace palimpsest {
 
+// What a test puts between a tier's store and its medium; `tier` as in the configuration.
+using TierWrapper = std::function<std::unique_ptr<TierBackend>(
+    const std::string& tier, std::unique_ptr<TierBackend> medium)>;
+
 // Blocks until what an earlier process left in the tier is known. `tenants`: who has keys, if the
-// tier is enciphered. `clock` and `observer` outlive the store. Errors begin with the tier's name.
+// tier is enciphered. `wrap` may be null. `clock` and `observer` outlive the store. Errors begin
+// with the tier's name.
 absl::StatusOr<std::unique_ptr<TierStore>> OpenTier(const LowerTierConfig& config,
                                                     const std::vector<std::string>& tenants,
-                                                    const Clock& clock,
+                                                    const TierWrapper& wrap, const Clock& clock,
                                                     TierStore::Observer* observer);
 
 }  // namespace palimpsest

@@ -138,7 +138,7 @@ absl::StatusOr<PoolPlan> PlanPool(const BrokerConfig& config) {
 
 absl::StatusOr<std::unique_ptr<BrokerServer>> BrokerServer::Start(
     const BrokerConfig& config, std::function<void(const absl::Status&)> fatal,
-    const CudaPoolFactory& cuda) {
+    const CudaPoolFactory& cuda, BlockSeams seams) {
   const absl::StatusOr<PoolPlan> plan = PlanPool(config);
   if (!plan.ok()) return plan.status();
   // Never undone: the library's own end, after the last server, may wait ten seconds for a poll of
@@ -147,7 +147,8 @@ absl::StatusOr<std::unique_ptr<BrokerServer>> BrokerServer::Start(
   std::call_once(grpc_once, grpc_init);
   std::unique_ptr<BrokerServer> server(new BrokerServer(config));
   absl::Status status;
-  if (status = server->OpenState(*plan, std::move(fatal), cuda); !status.ok()) return status;
+  status = server->OpenState(*plan, std::move(fatal), cuda, std::move(seams));
+  if (!status.ok()) return status;
   if (status = server->StartDescriptors(); !status.ok()) return status;
   if (status = server->StartControl(); !status.ok()) return status;
   if (status = server->StartOperator(); !status.ok()) return status;
@@ -233,7 +234,7 @@ absl::StatusOr<bool> BrokerServer::OpenDevice(const CudaPoolFactory& cuda) {
 
 absl::Status BrokerServer::OpenState(const PoolPlan& plan,
                                      std::function<void(const absl::Status&)> fatal,
-                                     const CudaPoolFactory& cuda) {
+                                     const CudaPoolFactory& cuda, BlockSeams seams) {
   absl::StatusOr<std::string> boot_id = BootId();
   if (!boot_id.ok()) return boot_id.status();
   absl::StatusOr<std::unique_ptr<Journal>> journal =
@@ -248,7 +249,7 @@ absl::Status BrokerServer::OpenState(const PoolPlan& plan,
   const std::set<std::string> expected = ImagesOfLiveSessions(journal_->recovered());
   const Bytes arena = config_.tiers.has_value() ? config_.tiers->dram.bytes : Bytes(0);
   absl::Status status = CheckMemoryLimit(MissingMemory(plan, expected, *ordinary_pages) + arena);
-  if (status.ok()) status = OpenBlocks(plan);
+  if (status.ok()) status = OpenBlocks(plan, std::move(seams));
   if (!status.ok()) return status;
   // Half: who returned, but without the image, must get it before its own grace has passed.
   ImageManager::Options images{.slab_bytes = config_.slab_bytes,
@@ -288,11 +289,13 @@ absl::Status BrokerServer::OpenState(const PoolPlan& plan,
   return broker_->Start();
 }
 
-absl::Status BrokerServer::OpenBlocks(const PoolPlan& plan) {
+absl::Status BrokerServer::OpenBlocks(const PoolPlan& plan, BlockSeams seams) {
   if (!config_.tiers.has_value()) return absl::OkStatus();
   BlockStore::Options options;
   options.tiers = *config_.tiers;
   options.token_lifetime = config_.token_lifetime;
+  options.chunk_maker = std::move(seams.chunk_maker);
+  options.tier_wrapper = std::move(seams.tier_wrapper);
   for (size_t i = 0; i < config_.tenants.size(); ++i) {
     options.tenants.push_back(
         {config_.tenants[i].name, config_.block_budgets[i], plan.block_bytes[i]});

@@ -55,11 +55,17 @@ class BrokerServer {
   using CudaPoolFactory =
       std::function<absl::StatusOr<std::unique_ptr<SlabDevice>>(const CudaPool&)>;
 
+  // What tests put in the place of parts of the block store, or below them; nothing outside.
+  struct BlockSeams {
+    DramArena::Maker chunk_maker;
+    TierWrapper tier_wrapper;
+  };
+
   // Returns once both sockets accept. `fatal` is called, on any thread, when the broker cannot go
   // on.
   static absl::StatusOr<std::unique_ptr<BrokerServer>> Start(
       const BrokerConfig& config, std::function<void(const absl::Status&)> fatal,
-      const CudaPoolFactory& cuda = OpenCudaPool);
+      const CudaPoolFactory& cuda = OpenCudaPool, BlockSeams seams = {});
   ~BrokerServer() { Shutdown(); }
   BrokerServer(const BrokerServer&) = delete;
   BrokerServer& operator=(const BrokerServer&) = delete;
@@ -86,7 +92,7 @@ class BrokerServer {
   explicit BrokerServer(const BrokerConfig& config);
 
   absl::Status OpenState(const PoolPlan& plan, std::function<void(const absl::Status&)> fatal,
-                         const CudaPoolFactory& cuda);
+                         const CudaPoolFactory& cuda, BlockSeams seams);
   // Of memory for copies of images.
   uint32_t PeerSlabs() const;
   // FailedPrecondition if the GPU for that is not there.
@@ -97,7 +103,7 @@ class BrokerServer {
   // bring back.
   Bytes MissingMemory(const PoolPlan& plan, const std::set<std::string>& expected,
                       bool ordinary_pages) const;
-  absl::Status OpenBlocks(const PoolPlan& plan);
+  absl::Status OpenBlocks(const PoolPlan& plan, BlockSeams seams);
   absl::Status StartDescriptors();
   absl::Status StartControl();
   // What operators alone may ask.

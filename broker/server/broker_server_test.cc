@@ -190,7 +190,7 @@ TEST_F(BrokerServerTest, ALiarDiesOfItsOwnAccessAndNobodyElseNotices) {
     if (was_alphas && std::find(left.begin(), left.end(), slab) == left.end()) stolen = slab;
   }
   ASSERT_FALSE(stolen.empty());
-  EXPECT_THAT(Fails(*alpha, absl::StrCat("write ", stolen, " 67")), HasSubstr("the worker died"));
+  EXPECT_THAT(Fails(*alpha, absl::StrCat("write ", stolen, " 67")), HasSubstr("the process died"));
   EXPECT_THAT(std::string(alpha->Wait(kPatience).message()), HasSubstr("killed by signal 7"));
   for (const std::string& slab : SlabsOf(*beta, "parameter")) {
     EXPECT_EQ(Must(*beta, "read " + slab), "66");

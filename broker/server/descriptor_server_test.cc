@@ -17,6 +17,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "common/monotonic_time.h"
+#include "common/testing/eventually.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -28,15 +29,6 @@ using ::testing::HasSubstr;
 constexpr TenantId kAlpha(0);
 constexpr TenantId kBeta(1);
 constexpr absl::Duration kPatience = absl::Seconds(20);
-
-bool Eventually(const std::function<bool()>& holds) {
-  const absl::Time deadline = MonotonicNow() + kPatience;
-  while (!holds()) {
-    if (MonotonicNow() > deadline) return false;
-    absl::SleepFor(absl::Milliseconds(1));
-  }
-  return true;
-}
 
 int OpenDescriptors() {
   int count = 0;

@@ -8,7 +8,6 @@
 namespace palimpsest::router {
 namespace {
 
-using testing::Eventually;
 using testing::FakeWorker;
 
 // Thread-safe.

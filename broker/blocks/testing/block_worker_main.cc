@@ -1,53 +1,61 @@
-// A SocketBlockWorker that obeys commands on descriptor 3 and answers on descriptor 4, as
-// broker/server/testing/worker_process.h expects: to be killed.
+// A SocketBlockWorker in a process of its own (common/testing/command_loop.h).
 #include <unistd.h>
 
-#include <cstdio>
 #include <string>
-#include <vector>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_split.h"
 #include "broker/blocks/testing/socket_block_worker.h"
+#include "common/testing/command_loop.h"
 
 namespace palimpsest {
 namespace {
 
 constexpr uint64_t kBlockBytes = 64 << 10;
 
-template <typename T>
-absl::StatusOr<std::string> Text(const absl::StatusOr<T>& value) {
-  if (!value.ok()) return value.status();
-  return absl::StrCat(*value);
-}
-
-absl::StatusOr<std::string> Text(const absl::Status& status) {
-  if (!status.ok()) return status;
-  return "";
-}
-
-absl::StatusOr<std::string> Obey(SocketBlockWorker& worker, const std::vector<std::string>& words) {
-  const auto number = [&words](size_t i) {
-    uint64_t value = 0;
-    return i < words.size() && absl::SimpleAtoi(words[i], &value) ? value : 0;
-  };
-  const std::string& command = words[0];
-  const auto count = static_cast<uint32_t>(number(2));
-  if (command == "hello") return Text(worker.Hello(words[1], words[2], words[3]));
-  if (command == "attach") return Text(worker.Attach(words[1]));
-  if (command == "put") return Text(worker.Put(number(1), count));
-  if (command == "reserve") return Text(worker.Reserve(number(1), count));
-  if (command == "get") {
-    return Text(worker.Get(number(1), count, number(3), absl::Seconds(number(4))));
+v1::CacheAction HintOf(const std::string& word) {
+  v1::CacheAction action;
+  if (word == "prefetch") {
+    action.mutable_prefetch();
+  } else if (word == "demote") {
+    action.mutable_demote();
+  } else if (word == "release") {
+    action.mutable_release();
+  } else {
+    action.mutable_retain();
   }
-  if (command == "acquire") {
-    const auto acquired = worker.Acquire(number(1), count, number(3), absl::Seconds(number(4)));
+  return action;
+}
+
+// Sequences and requests are numbers; waits are in milliseconds.
+CommandAnswer Obey(SocketBlockWorker& worker, const Command& command) {
+  const std::string& name = command.name();
+  const uint64_t first = command.number(1);
+  const auto count = static_cast<uint32_t>(command.number(2));
+  if (name == "hello") {
+    return AnswerOf(worker.Hello(command.word(1), command.word(2), command.word(3)));
+  }
+  if (name == "attach") return AnswerOf(worker.Attach(command.word(1)));
+  if (name == "put") return AnswerOf(worker.Put(first, count));
+  if (name == "reserve") return AnswerOf(worker.Reserve(first, count, command.number(3)));
+  if (name == "commit") return AnswerOf(worker.Commit());
+  if (name == "abort") return AnswerOf(worker.Abort());
+  const absl::Duration wait = absl::Milliseconds(command.number(4));
+  if (name == "get") return AnswerOf(worker.Get(first, count, command.number(3), wait));
+  if (name == "acquire") {
+    const auto acquired = worker.Acquire(first, count, command.number(3), wait);
     if (!acquired.ok()) return acquired.status();
     return absl::StrCat(acquired->blocks_size());
   }
-  if (command == "silent") return worker.set_answers(false), "";
-  return absl::UnimplementedError(command);
+  if (name == "verify") return AnswerOf(worker.Verify(first));
+  if (name == "damage") return worker.Damage(first) ? "1" : "0";
+  if (name == "release") return AnswerOf(worker.Release(first));
+  if (name == "end") return AnswerOf(worker.EndRequest(first));
+  if (name == "hint") {
+    return AnswerOf(worker.Hint(HintOf(command.word(4)), first, count,
+                                static_cast<uint32_t>(command.number(3))));
+  }
+  if (name == "silent") return worker.set_answers(false), "";
+  return absl::UnimplementedError(name);
 }
 
 }  // namespace
@@ -55,20 +63,8 @@ absl::StatusOr<std::string> Obey(SocketBlockWorker& worker, const std::vector<st
 
 int main() {
   palimpsest::SocketBlockWorker worker(palimpsest::kBlockBytes);
-  FILE* const commands = fdopen(3, "r");
-  FILE* const answers = fdopen(4, "w");
-  char line[4096];
-  while (commands != nullptr && answers != nullptr && fgets(line, sizeof line, commands)) {
-    std::string text(line);
-    if (!text.empty() && text.back() == '\n') text.pop_back();
-    const auto answer = palimpsest::Obey(worker, absl::StrSplit(text, ' '));
-    const std::string out =
-        answer.ok() ? absl::StrCat("ok ", *answer, "\n")
-                    : absl::StrCat("error ", absl::StatusCodeToString(answer.status().code()), " ",
-                                   answer.status().message(), "\n");
-    fputs(out.c_str(), answers);
-    fflush(answers);
-  }
+  palimpsest::ObeyCommands(
+      [&worker](const palimpsest::Command& command) { return palimpsest::Obey(worker, command); });
   // Without destructors: a test that is done with its worker wants it gone.
   _exit(0);
 }

@@ -1,5 +1,7 @@
 #include "broker/blocks/testing/socket_block_worker.h"
 
+#include <algorithm>
+#include <cstring>
 #include <random>
 #include <utility>
 
@@ -7,100 +9,108 @@
 #include "common/block_checksum.h"
 #include "common/grpc_status.h"
 #include "common/grpc_time.h"
+#include "common/memory_file.h"
 
 namespace palimpsest {
 namespace {
 
-constexpr absl::Duration kPatience = absl::Seconds(20);
+constexpr absl::Duration kPatience = WorkerLink::kPatience;
 constexpr uint32_t kBlockTokens = 16;
+// No request's number.
+constexpr uint64_t kWriting = 0;
 
 BlockKey KeyOf(uint64_t sequence, uint64_t index) { return {sequence, index + 1}; }
 
-// The bytes of a block, told by its key.
-void Fill(const BlockKey& key, absl::Span<std::byte> bytes) {
-  std::mt19937_64 random(key.low * 1000 + key.high);
-  for (std::byte& byte : bytes) byte = static_cast<std::byte>(random());
+void SetKey(const BlockKey& key, v1::BlockKey* out) {
+  out->set_high(key.high);
+  out->set_low(key.low);
 }
 
-// A context for one call.
-std::unique_ptr<grpc::ClientContext> Patient(absl::Duration patience = kPatience) {
-  auto context = std::make_unique<grpc::ClientContext>();
-  context->set_deadline(GrpcTimeout(patience));
-  return context;
+// One call, with patience for its answer.
+template <typename Request, typename Response>
+absl::Status Call(v1::BlockStore::Stub& stub,
+                  grpc::Status (v1::BlockStore::Stub::*method)(grpc::ClientContext*, const Request&,
+                                                               Response*),
+                  const Request& request, Response* response, absl::Duration patience = kPatience) {
+  grpc::ClientContext context;
+  context.set_deadline(GrpcTimeout(patience));
+  return FromGrpcStatus((stub.*method)(&context, request, response));
 }
 
 }  // namespace
 
+void SocketBlockWorker::Fill(const BlockKey& key, absl::Span<std::byte> bytes) const {
+  uint64_t seed = key.low * 1000 + key.high;
+  for (const char c : tenant_) seed = seed * 131 + static_cast<unsigned char>(c);
+  std::mt19937_64 random(seed);
+  for (size_t at = 0; at < bytes.size(); at += sizeof(uint64_t)) {
+    const uint64_t next = random();
+    std::memcpy(bytes.data() + at, &next, std::min(sizeof next, bytes.size() - at));
+  }
+}
+
 absl::Status SocketBlockWorker::Hello(const std::string& socket, const std::string& tenant,
                                       const std::string& secret) {
-  absl::StatusOr<DescriptorChannel> channel = DescriptorChannel::Connect(socket);
-  if (!channel.ok()) return channel.status();
-  descriptors_.emplace(*std::move(channel));
-  const absl::Status sent = descriptors_->Send(
-      palimpsest::Hello{kDescriptorProtocolVersion, tenant, secret}, {}, kPatience);
-  if (!sent.ok()) return sent;
-  const absl::StatusOr<Welcome> welcome = descriptors_->ReceiveA<Welcome>(kPatience);
-  if (!welcome.ok()) return welcome.status();
-  nonce_ = welcome->nonce;
-  return absl::OkStatus();
+  Drop();
+  tenant_ = tenant;
+  return link_.Hello(socket, tenant, secret);
 }
 
 absl::Status SocketBlockWorker::Attach(const std::string& socket) {
-  grpc::ChannelArguments arguments;
-  // A channel of its own, not one from gRPC's pool that may still back off from an earlier broker.
-  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-  channel_ =
-      grpc::CreateCustomChannel("unix:" + socket, grpc::InsecureChannelCredentials(), arguments);
-  context_ = std::make_unique<grpc::ClientContext>();
-  stream_ = v1::Broker::NewStub(channel_)->Session(context_.get());
-  blocks_ = v1::BlockStore::NewStub(channel_);
-  v1::WorkerMessage message;
-  message.mutable_attach()->set_nonce(nonce_.ToBytes());
-  stream_->Write(message);
-  v1::BrokerMessage answer;
-  bool read = false;
-  while ((read = stream_->Read(&answer)) && answer.has_image_progress()) {
-  }
-  if (!read || !answer.has_attached()) {
-    const absl::Status status = FromGrpcStatus(stream_->Finish());
-    return status.ok() ? absl::InternalError("the session ended without an answer") : status;
-  }
-  session_.set_session_id(answer.attached().session_id());
-  session_.set_block_token(answer.attached().block_token());
+  v1::Attach attach;
+  attach.set_nonce(link_.nonce());
+  const absl::StatusOr<v1::Attached> attached = link_.Open(socket, attach);
+  if (!attached.ok()) return attached.status();
+  blocks_ = v1::BlockStore::NewStub(link_.channel());
+  session_.set_session_id(attached->session_id());
+  session_.set_block_token(attached->block_token());
   reader_ = std::thread([this] { Read(); });
   // So long that every tier is worth its while.
   v1::SetRecomputeRequest recompute;
   *recompute.mutable_session() = session_;
   recompute.set_first_seconds(10);
   v1::SetRecomputeResponse ignored;
-  (void)blocks_->SetRecompute(Patient().get(), recompute, &ignored);
+  (void)Call(*blocks_, &v1::BlockStore::Stub::SetRecompute, recompute, &ignored);
   return absl::OkStatus();
 }
 
 void SocketBlockWorker::Drop() {
-  if (context_ != nullptr) context_->TryCancel();
+  link_.Cancel();
   if (reader_.joinable()) reader_.join();
-  descriptors_.reset();
-  stream_ = nullptr;
-  context_ = nullptr;
-  MutexLock lock(&mu_);
-  chunks_.clear();
+  {
+    MutexLock lock(&mu_);
+    chunks_.clear();
+    owed_.clear();
+  }
+  LetGo(std::exchange(written_, {}), kWriting);
+  for (const auto& [request, blocks] : std::exchange(requests_, {})) LetGo(blocks, request);
 }
 
 void SocketBlockWorker::Read() {
   v1::BrokerMessage message;
-  while (stream_->Read(&message)) {
+  while (link_.Read(&message)) {
     if (!message.has_unmap_chunks() || !answers_) continue;
-    v1::WorkerMessage answer;
+    std::set<uint32_t> unmapped;
     {
       MutexLock lock(&mu_);
       for (const uint32_t id : message.unmap_chunks().chunk_ids()) {
-        chunks_.erase(id);
-        answer.mutable_chunks_unmapped()->add_chunk_ids(id);
+        const auto found = chunks_.find(id);
+        if (found != chunks_.end()) found->second->leaving = true;
+        if (found != chunks_.end() && found->second->places > 0) continue;
+        if (found != chunks_.end()) chunks_.erase(found);
+        unmapped.insert(id);
       }
     }
-    stream_->Write(answer);
+    SayUnmapped(unmapped);
   }
+}
+
+void SocketBlockWorker::SayUnmapped(const std::set<uint32_t>& chunks) {
+  if (chunks.empty()) return;
+  v1::WorkerMessage answer;
+  for (const uint32_t id : chunks) answer.mutable_chunks_unmapped()->add_chunk_ids(id);
+  // If the stream has ended the broker knows that nothing is mapped.
+  (void)link_.Send(answer);
 }
 
 v1::BlockChain SocketBlockWorker::Chain(uint64_t sequence, uint32_t count) const {
@@ -120,93 +130,155 @@ v1::BlockChain SocketBlockWorker::Chain(uint64_t sequence, uint32_t count) const
   return chain;
 }
 
-absl::StatusOr<Mapping> SocketBlockWorker::MapChunk(uint32_t chunk) {
+absl::Status SocketBlockWorker::MapChunk(uint32_t chunk) {
   v1::MapChunksRequest request;
   *request.mutable_session() = session_;
   request.add_chunk_ids(chunk);
   v1::MapChunksResponse response;
-  if (auto status = FromGrpcStatus(blocks_->MapChunks(Patient().get(), request, &response));
-      !status.ok()) {
-    return status;
-  }
-  const std::optional<Token> token = Token::FromBytes(response.token());
-  if (!token.has_value()) return absl::InternalError("the token has not 32 bytes");
-  if (auto sent = descriptors_->Send(Fetch{*token}, {}, kPatience); !sent.ok()) return sent;
-  std::vector<UniqueFd> memory;
-  const auto packet = descriptors_->ReceiveA<Descriptors>(kPatience, &memory);
-  if (!packet.ok()) return packet.status();
-  if (memory.size() != 1 || packet->entries.size() != 1 ||
-      packet->entries[0] != SlabEntry{SlabId(chunk), Epoch(0)}) {
+  absl::Status status = Call(*blocks_, &v1::BlockStore::Stub::MapChunks, request, &response);
+  if (!status.ok()) return status;
+  std::vector<SlabEntry> entries;
+  const auto memory = link_.Fetch(response.token(), &entries);
+  if (!memory.ok()) return memory.status();
+  if (memory->size() != 1 || entries.size() != 1 ||
+      entries[0] != SlabEntry{SlabId(chunk), Epoch(0)}) {
     return absl::InternalError("another descriptor came than was asked for");
   }
-  return Mapping::Map(memory[0].get(), Bytes(static_cast<int64_t>(response.chunk_bytes())),
-                      MapAccess::kReadWrite);
+  const Bytes size(static_cast<int64_t>(response.chunk_bytes()));
+  // One that was revoked meanwhile has lost its memory.
+  if (absl::Status whole = CheckSlabFile(memory->front().get(), size); !whole.ok()) return whole;
+  auto mapping = Mapping::Map(memory->front().get(), size, MapAccess::kReadWrite);
+  if (!mapping.ok()) return mapping.status();
+  auto mapped = std::make_shared<Chunk>();
+  mapped->mapping = *std::move(mapping);
+  chunks_[chunk] = std::move(mapped);
+  return absl::OkStatus();
 }
 
-absl::StatusOr<absl::Span<std::byte>> SocketBlockWorker::At(const v1::BlockExtent& extent) {
+absl::StatusOr<std::shared_ptr<SocketBlockWorker::Chunk>> SocketBlockWorker::Hold(
+    const v1::BlockExtent& extent, uint64_t request) {
+  const uint32_t id = extent.chunk_id();
   MutexLock lock(&mu_);
-  auto found = chunks_.find(extent.chunk_id());
-  if (found == chunks_.end()) {
-    absl::StatusOr<Mapping> mapping = MapChunk(extent.chunk_id());
-    if (!mapping.ok()) return mapping.status();
-    found = chunks_.emplace(extent.chunk_id(), *std::move(mapping)).first;
+  absl::Status mapped;
+  if (!chunks_.contains(id)) mapped = MapChunk(id);
+  if (mapped.ok() && chunks_.at(id)->leaving) {
+    mapped = absl::UnavailableError(absl::StrCat("chunk ", id, " is about to go"));
   }
-  return absl::MakeSpan(found->second.data() + extent.offset_bytes(), extent.length_bytes());
+  if (!mapped.ok()) {
+    owed_[request].insert(id);
+    return mapped;
+  }
+  const std::shared_ptr<Chunk>& chunk = chunks_.at(id);
+  if (extent.length_bytes() != block_bytes_ ||
+      extent.offset_bytes() + block_bytes_ > chunk->mapping.size()) {
+    return absl::InternalError(absl::StrCat("no place in a chunk: ", extent.ShortDebugString()));
+  }
+  ++chunk->places;
+  return chunk;
+}
+
+void SocketBlockWorker::LetGo(const std::vector<Placed>& blocks, uint64_t request) {
+  std::set<uint32_t> unmapped;
+  {
+    MutexLock lock(&mu_);
+    for (const Placed& block : blocks) {
+      if (--block.chunk->places > 0 || !block.chunk->leaving) continue;
+      const auto found = chunks_.find(block.extent.chunk_id());
+      // None of an earlier session.
+      if (found == chunks_.end() || found->second != block.chunk) continue;
+      chunks_.erase(found);
+      unmapped.insert(block.extent.chunk_id());
+    }
+    const auto owed = owed_.extract(request);
+    for (const uint32_t chunk : owed.empty() ? std::set<uint32_t>() : owed.mapped()) {
+      // One where places are still held is answered for when they are not.
+      if (!chunks_.contains(chunk)) unmapped.insert(chunk);
+    }
+  }
+  if (answers_) SayUnmapped(unmapped);
+}
+
+absl::StatusOr<v1::ReserveResponse> SocketBlockWorker::CallReserve(uint64_t sequence,
+                                                                   uint32_t count,
+                                                                   uint64_t request) {
+  v1::ReserveRequest reserve;
+  *reserve.mutable_session() = session_;
+  *reserve.mutable_chain() = Chain(sequence, count);
+  reserve.set_block_bytes(block_bytes_);
+  reserve.set_request_id(request);
+  v1::ReserveResponse reserved;
+  absl::Status status = Call(*blocks_, &v1::BlockStore::Stub::Reserve, reserve, &reserved);
+  if (!status.ok()) return status;
+  v1::AbortRequest abort;
+  for (int i = 0; i < reserved.blocks_size(); ++i) {
+    const v1::ReservedBlock& block = reserved.blocks(i);
+    if (block.result() != v1::ReservedBlock::RESULT_RESERVED) continue;
+    const BlockKey key = KeyOf(sequence, static_cast<uint64_t>(i));
+    const auto chunk = Hold(block.extent(), kWriting);
+    if (!chunk.ok()) {
+      SetKey(key, abort.add_keys());
+      continue;
+    }
+    Placed& placed = written_.emplace_back(Placed{key, 0, block.extent(), *chunk});
+    Fill(key, BytesOf(placed));
+    placed.checksum = BlockChecksum(key, BytesOf(placed));
+  }
+  if (!abort.keys().empty()) {
+    *abort.mutable_session() = session_;
+    v1::AbortResponse ignored;
+    status = Call(*blocks_, &v1::BlockStore::Stub::Abort, abort, &ignored);
+    LetGo({}, kWriting);
+    if (!status.ok()) return status;
+  }
+  return reserved;
+}
+
+absl::StatusOr<uint32_t> SocketBlockWorker::Reserve(uint64_t sequence, uint32_t count,
+                                                    uint64_t request) {
+  const size_t before = written_.size();
+  const auto reserved = CallReserve(sequence, count, request);
+  if (!reserved.ok()) return reserved.status();
+  return static_cast<uint32_t>(written_.size() - before);
 }
 
 absl::StatusOr<uint32_t> SocketBlockWorker::Put(uint64_t sequence, uint32_t count) {
-  v1::ReserveRequest request;
-  *request.mutable_session() = session_;
-  *request.mutable_chain() = Chain(sequence, count);
-  request.set_block_bytes(block_bytes_);
-  v1::ReserveResponse reserved;
-  if (auto status = FromGrpcStatus(blocks_->Reserve(Patient().get(), request, &reserved));
-      !status.ok()) {
-    return status;
-  }
-  v1::CommitRequest commit;
-  *commit.mutable_session() = session_;
-  uint32_t there = 0;
-  for (int i = 0; i < reserved.blocks_size(); ++i) {
-    const v1::ReservedBlock& block = reserved.blocks(i);
+  const size_t before = written_.size();
+  const auto reserved = CallReserve(sequence, count, 0);
+  if (!reserved.ok()) return reserved.status();
+  auto there = static_cast<uint32_t>(written_.size() - before);
+  for (const v1::ReservedBlock& block : reserved->blocks()) {
     if (block.result() == v1::ReservedBlock::RESULT_PRESENT) ++there;
-    if (block.result() != v1::ReservedBlock::RESULT_RESERVED) continue;
-    const auto bytes = At(block.extent());
-    if (!bytes.ok()) return bytes.status();
-    const BlockKey key = KeyOf(sequence, static_cast<uint64_t>(i));
-    Fill(key, *bytes);
-    v1::CommittedBlock& committed = *commit.add_blocks();
-    committed.mutable_key()->set_high(key.high);
-    committed.mutable_key()->set_low(key.low);
-    committed.set_checksum(BlockChecksum(key, *bytes));
-    ++there;
   }
-  if (commit.blocks().empty()) return there;
-  v1::CommitResponse response;
-  const auto status = FromGrpcStatus(blocks_->Commit(Patient().get(), commit, &response));
-  if (!status.ok()) return status;
+  if (absl::Status status = Commit(); !status.ok()) return status;
   return there;
 }
 
-absl::StatusOr<uint32_t> SocketBlockWorker::Reserve(uint64_t sequence, uint32_t count) {
-  v1::ReserveRequest request;
-  *request.mutable_session() = session_;
-  *request.mutable_chain() = Chain(sequence, count);
-  request.set_block_bytes(block_bytes_);
-  v1::ReserveResponse reserved;
-  if (auto status = FromGrpcStatus(blocks_->Reserve(Patient().get(), request, &reserved));
-      !status.ok()) {
-    return status;
+absl::Status SocketBlockWorker::Commit() {
+  const std::vector<Placed> blocks = std::exchange(written_, {});
+  if (blocks.empty()) return absl::OkStatus();
+  v1::CommitRequest commit;
+  *commit.mutable_session() = session_;
+  for (const Placed& block : blocks) {
+    v1::CommittedBlock& committed = *commit.add_blocks();
+    SetKey(block.key, committed.mutable_key());
+    committed.set_checksum(block.checksum);
   }
-  uint32_t mine = 0;
-  for (int i = 0; i < reserved.blocks_size(); ++i) {
-    if (reserved.blocks(i).result() != v1::ReservedBlock::RESULT_RESERVED) continue;
-    const auto bytes = At(reserved.blocks(i).extent());
-    if (!bytes.ok()) return bytes.status();
-    Fill(KeyOf(sequence, static_cast<uint64_t>(i)), *bytes);
-    ++mine;
-  }
-  return mine;
+  v1::CommitResponse ignored;
+  absl::Status status = Call(*blocks_, &v1::BlockStore::Stub::Commit, commit, &ignored);
+  LetGo(blocks, kWriting);
+  return status;
+}
+
+absl::Status SocketBlockWorker::Abort() {
+  const std::vector<Placed> blocks = std::exchange(written_, {});
+  if (blocks.empty()) return absl::OkStatus();
+  v1::AbortRequest abort;
+  *abort.mutable_session() = session_;
+  for (const Placed& block : blocks) SetKey(block.key, abort.add_keys());
+  v1::AbortResponse ignored;
+  absl::Status status = Call(*blocks_, &v1::BlockStore::Stub::Abort, abort, &ignored);
+  LetGo(blocks, kWriting);
+  return status;
 }
 
 absl::StatusOr<v1::AcquireResponse> SocketBlockWorker::Acquire(uint64_t sequence, uint32_t count,
@@ -219,40 +291,92 @@ absl::StatusOr<v1::AcquireResponse> SocketBlockWorker::Acquire(uint64_t sequence
   acquire.set_promote(wait > absl::ZeroDuration());
   acquire.set_wait_seconds(absl::ToDoubleSeconds(wait));
   v1::AcquireResponse response;
-  const auto status =
-      FromGrpcStatus(blocks_->Acquire(Patient(wait + kPatience).get(), acquire, &response));
+  const absl::Status status =
+      Call(*blocks_, &v1::BlockStore::Stub::Acquire, acquire, &response, wait + kPatience);
   if (!status.ok()) return status;
+  std::vector<Placed>& held = requests_[request];
+  for (int i = 0; i < response.blocks_size(); ++i) {
+    const v1::PinnedBlock& block = response.blocks(i);
+    const auto chunk = Hold(block.extent(), request);
+    if (!chunk.ok()) break;
+    held.push_back(
+        {KeyOf(sequence, static_cast<uint64_t>(i)), block.checksum(), block.extent(), *chunk});
+  }
   return response;
 }
 
-absl::StatusOr<uint32_t> SocketBlockWorker::Get(uint64_t sequence, uint32_t count, uint64_t request,
-                                                absl::Duration wait) {
-  const absl::StatusOr<v1::AcquireResponse> acquired = Acquire(sequence, count, request, wait);
-  if (!acquired.ok()) return acquired.status();
+absl::StatusOr<uint32_t> SocketBlockWorker::Verify(uint64_t request) {
   uint32_t good = 0;
   std::vector<std::byte> expected(block_bytes_);
-  for (int i = 0; i < acquired->blocks_size(); ++i) {
-    const v1::PinnedBlock& block = acquired->blocks(i);
-    const auto bytes = At(block.extent());
-    if (!bytes.ok()) return bytes.status();
-    const BlockKey key = KeyOf(sequence, static_cast<uint64_t>(i));
-    if (BlockChecksum(key, *bytes) != block.checksum()) break;
-    Fill(key, absl::MakeSpan(expected));
-    if (*bytes != absl::MakeSpan(expected)) {
-      return absl::DataLossError(absl::StrCat("block ", i, " has other bytes"));
+  for (const Placed& block : requests_[request]) {
+    const absl::Span<std::byte> bytes = BytesOf(block);
+    // As a worker: what it has copied is what it compares.
+    const std::vector<std::byte> copy(bytes.begin(), bytes.end());
+    if (BlockChecksum(block.key, copy) != block.checksum) break;
+    Fill(block.key, absl::MakeSpan(expected));
+    if (copy != expected) {
+      return absl::DataLossError(absl::StrCat("block ", block.key.low - 1, " of sequence ",
+                                              block.key.high, " of ", tenant_, " in chunk ",
+                                              block.extent.chunk_id(), " at ",
+                                              block.extent.offset_bytes(), " has other bytes"));
     }
     ++good;
   }
-  if (auto status = EndRequest(request); !status.ok()) return status;
   return good;
+}
+
+bool SocketBlockWorker::Damage(uint64_t request) {
+  const std::vector<Placed>& blocks = requests_[request];
+  if (blocks.empty()) return false;
+  BytesOf(blocks.back())[block_bytes_ / 2] ^= std::byte{1};
+  return true;
+}
+
+absl::Status SocketBlockWorker::Release(uint64_t request) {
+  const std::vector<Placed> blocks = std::exchange(requests_[request], {});
+  if (blocks.empty()) return absl::OkStatus();
+  v1::ReleaseRequest release;
+  *release.mutable_session() = session_;
+  release.set_request_id(request);
+  for (const Placed& block : blocks) *release.add_extents() = block.extent;
+  v1::ReleaseResponse ignored;
+  absl::Status status = Call(*blocks_, &v1::BlockStore::Stub::Release, release, &ignored);
+  // What it pins besides, unread, it keeps until it ends.
+  LetGo(blocks, kWriting);
+  return status;
 }
 
 absl::Status SocketBlockWorker::EndRequest(uint64_t request) {
   v1::EndRequestRequest end;
   *end.mutable_session() = session_;
   end.set_request_id(request);
-  v1::EndRequestResponse response;
-  return FromGrpcStatus(blocks_->EndRequest(Patient().get(), end, &response));
+  v1::EndRequestResponse ignored;
+  absl::Status status = Call(*blocks_, &v1::BlockStore::Stub::EndRequest, end, &ignored);
+  const auto ended = requests_.extract(request);
+  LetGo(ended.empty() ? std::vector<Placed>() : ended.mapped(), request);
+  return status;
+}
+
+absl::StatusOr<uint32_t> SocketBlockWorker::Get(uint64_t sequence, uint32_t count, uint64_t request,
+                                                absl::Duration wait) {
+  const absl::StatusOr<v1::AcquireResponse> acquired = Acquire(sequence, count, request, wait);
+  if (!acquired.ok()) return acquired.status();
+  const absl::StatusOr<uint32_t> good = Verify(request);
+  if (absl::Status status = EndRequest(request); good.ok() && !status.ok()) return status;
+  return good;
+}
+
+absl::StatusOr<uint64_t> SocketBlockWorker::Hint(const v1::CacheAction& action, uint64_t sequence,
+                                                 uint32_t count, uint32_t first) {
+  v1::HintRequest hint;
+  *hint.mutable_session() = session_;
+  *hint.mutable_chain() = Chain(sequence, count);
+  *hint.mutable_action() = action;
+  hint.set_first_block(first);
+  v1::HintResponse response;
+  const absl::Status status = Call(*blocks_, &v1::BlockStore::Stub::Hint, hint, &response);
+  if (!status.ok()) return status;
+  return response.blocks();
 }
 
 }  // namespace palimpsest

@@ -237,6 +237,9 @@ void BlockDirectory::Impl::OnStoreDone(TransferId transfer, const absl::Status& 
   if (status.ok()) {
     ++account.counters.demotions_done;
     account.counters.demoted_bytes += store.length;
+  } else if (absl::IsAlreadyExists(status)) {
+    // Another node has stored it in a tier that they share, and accounts for it.
+    ++account.counters.demotions_done;
   } else {
     ++account.counters.demotions_failed;
   }

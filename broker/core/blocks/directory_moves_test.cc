@@ -181,6 +181,21 @@ TEST_F(BlockDirectoryTest, SourceWithWrongBytesIsNotServedAgain) {
   EXPECT_EQ(Counters(kNvme).demotions_failed, 1);
 }
 
+TEST_F(BlockDirectoryTest, BlockThatAnotherNodeHasStoredIsThereAndNotThisNodesToAccountFor) {
+  Start(1);
+  Write(kOne, Path(1, 9));
+  ASSERT_EQ(Pending<StoreBlock>(), 1);
+  const TransferId transfer = std::get<StoreBlock>(store_->pending.front()).transfer;
+  store_->pending.clear();
+  directory().OnStoreDone(transfer, absl::AlreadyExistsError("node b has it"), now());
+  store_->Collect();
+  const TierCounters counters = Counters(kNvme);
+  EXPECT_EQ(counters.demotions_done, 1);
+  EXPECT_EQ(counters.demotions_failed, 0);
+  EXPECT_EQ(counters.demoted_bytes, Bytes(0));
+  EXPECT_EQ(counters.used, Bytes(0));
+}
+
 TEST_F(BlockDirectoryTest, PromotedBlockThatGoesUnusedIsWaste) {
   Start(1);
   PutBelow(Path(1, 1));

@@ -223,6 +223,8 @@ void PredictivePolicy::OnExtend(cache::RequestId request, cache::BlockHandle blo
   const SegmentId id = running->second;
   if (At(block).segment != kNoSegment) {
     const SegmentId before = At(block).segment;
+    // Segments lose blocks from the front alone.
+    if (At(block).index != segments_.At(before).taken) return;
     Leave(block, Transition::kBranch);
     MarkLeftBehind(before);
     FreeIfEmpty(before);

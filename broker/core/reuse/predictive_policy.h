@@ -8,6 +8,9 @@
 // Blocks that are not cached, but known, vote alike: what was evicted teaches whether that was
 // right.
 //
+// A block that a running request comes to behind its prompt, but that another path has meanwhile
+// with blocks before it, stays that one's.
+//
 // A segment's age counts from the end of its request. While the request runs its blocks count as
 // just used, and as of an ending not known.
 //

@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <memory>
 #include <random>
 #include <set>
@@ -103,7 +104,7 @@ class Fuzzer {
         Begin();
       } else if (choice == 2) {
         auto& [id, path] = running_[random_() % running_.size()];
-        path.push_back({1, next_key_++});
+        path.push_back(Next(path));
         cache_->Extend(id, At(now_), path.back());
       } else {
         End(random_() % running_.size());
@@ -119,15 +120,44 @@ class Fuzzer {
   Audited& audited() { return *audited_; }
   BlockCache& cache() { return *cache_; }
   size_t hits() const { return hits_; }
+  // Extensions by blocks that another path had.
+  int shared() const { return shared_; }
 
  private:
+  // What another path has behind this one, if any has and the dice are for it; else something new.
+  BlockKey Next(const std::vector<BlockKey>& path) {
+    if (random_() % 3 > 0) {
+      for (const auto& [id, other] : running_) {
+        if (other.size() > path.size() && std::equal(path.begin(), path.end(), other.begin())) {
+          ++shared_;
+          return other[path.size()];
+        }
+      }
+      for (const std::vector<BlockKey>& other : ended_) {
+        if (other.size() > path.size() && std::equal(path.begin(), path.end(), other.begin())) {
+          ++shared_;
+          return other[path.size()];
+        }
+      }
+    }
+    return {1, next_key_++};
+  }
+
   void Begin() {
     std::vector<BlockKey> path;
-    if (!ended_.empty() && random_() % 3 > 0) {
+    bool grows = true;
+    if (!running_.empty() && random_() % 3 == 0) {
+      // The same prompt at once, or the beginning of it.
+      path = running_[random_() % running_.size()].second;
+      if (random_() % 2 == 0) path.resize(1 + random_() % path.size());
+      grows = random_() % 4 == 0;
+    } else if (!ended_.empty() && random_() % 3 > 0) {
       path = ended_[ended_.size() - 1 - random_() % std::min<size_t>(ended_.size(), 12)];
       if (random_() % 3 == 0) path.resize(1 + random_() % path.size());
     }
-    for (size_t more = 1 + random_() % 9; more > 0; --more) path.push_back({1, next_key_++});
+    for (size_t more = 1 + random_() % 9; grows && more > 0; --more) {
+      path.push_back({1, next_key_++});
+    }
     const RequestId id(++requests_);
     const std::vector<cache::BlockType> types(random_() % 5,
                                               static_cast<cache::BlockType>(random_() % 5));
@@ -163,6 +193,7 @@ class Fuzzer {
   uint64_t requests_ = 0;
   double now_ = 0;
   size_t hits_ = 0;
+  int shared_ = 0;
 };
 
 TEST(PredictivePolicyProperty, VictimsAreTheLeastWorthOfAllEvictableBlocks) {
@@ -179,6 +210,7 @@ TEST(PredictivePolicyProperty, VictimsAreTheLeastWorthOfAllEvictableBlocks) {
                         model, ++seed);
           fuzzer.Run(1500);
           EXPECT_GT(fuzzer.audited().audits(), 500);
+          EXPECT_GT(fuzzer.shared(), 20);
           if (may_refuse && model.features) {
             EXPECT_GT(fuzzer.audited().refusals(), 10);
           }
@@ -196,6 +228,34 @@ TEST(PredictivePolicyProperty, IsDeterministic) {
   b.Run(2000);
   EXPECT_EQ(a.hits(), b.hits());
   EXPECT_EQ(a.audited().policy().calibration().bins(), b.audited().policy().calibration().bins());
+}
+
+// Two requests compute the same blocks at once; one of them is stored for the first alone.
+TEST(PredictivePolicy, ABlockBehindOneOfAnotherPathStaysThere) {
+  const BlockKey shared{0, 1}, third{0, 2}, fourth{0, 3}, other{0, 4};
+  for (const bool runs : {true, false}) {
+    BlockCache cache({.capacity = 3, .history = 10, .may_refuse = false},
+                     std::make_unique<PredictivePolicy>());
+    const RequestId first(1), second(2), third_one(3);
+    cache.Begin({.id = first, .arrival = At(1)}, std::vector<BlockKey>{shared});
+    cache.Begin({.id = second, .arrival = At(2)}, std::vector<BlockKey>{shared});
+    cache.Extend(first, At(3), third);
+    cache.Begin({.id = third_one, .arrival = At(4)}, std::vector<BlockKey>{other});
+    cache.Extend(first, At(5), fourth);  // known, but there is no room for it
+    cache.End({.id = third_one, .time = At(6)});
+    if (!runs) cache.End({.id = first, .time = At(7)});
+    cache.Extend(second, At(8), third);
+    cache.Extend(second, At(9), fourth);
+    if (runs) cache.End({.id = first, .time = At(10)});
+    cache.End({.id = second, .time = At(11)});
+    EXPECT_TRUE(cache.IsCached(fourth));
+    EXPECT_FALSE(cache.IsCached(other));
+    // All of it may go, from the end.
+    const std::vector<BlockKey> next = {{1, 1}, {1, 2}, {1, 3}};
+    cache.Begin({.id = RequestId(4), .arrival = At(20)}, next);
+    EXPECT_EQ(cache.cached(), 3u);
+    EXPECT_TRUE(cache.IsCached({1, 3}));
+  }
 }
 
 TEST(PredictivePolicy, WorksOnBlocksAlone) {

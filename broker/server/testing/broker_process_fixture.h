@@ -51,6 +51,10 @@ class BrokerProcessFixture : public ::testing::Test {
   // Waits until it serves.
   void StartBroker(const std::string& yaml, const std::string& shell = "exec \"$@\"") {
     SpawnBroker(yaml, shell);
+    AwaitBroker();
+  }
+
+  void AwaitBroker() {
     grpc::ChannelArguments arguments;
     arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
     arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 20);

@@ -9,7 +9,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "common/grpc_status.h"
 #include "common/memory_file.h"
 #include "common/monotonic_time.h"
 
@@ -20,32 +19,17 @@ constexpr absl::Duration kPatience = absl::Seconds(20);
 
 }  // namespace
 
-absl::Status ScriptedWorker::Hello(const std::string& socket, const std::string& tenant,
-                                   const std::string& secret) {
-  absl::StatusOr<DescriptorChannel> channel = DescriptorChannel::Connect(socket);
-  if (!channel.ok()) return channel.status();
-  descriptors_.reset();
-  descriptors_.emplace(*std::move(channel));
-  const absl::Status sent = descriptors_->Send(
-      palimpsest::Hello{kDescriptorProtocolVersion, tenant, secret}, {}, kPatience);
-  if (!sent.ok()) return sent;
-  const absl::StatusOr<Welcome> welcome = descriptors_->ReceiveA<Welcome>(kPatience);
-  if (!welcome.ok()) return welcome.status();
-  nonce_ = welcome->nonce;
-  return absl::OkStatus();
-}
-
 absl::Status ScriptedWorker::Attach(const std::string& socket,
                                     const std::optional<std::string>& nonce) {
   v1::Attach attach;
-  attach.set_nonce(nonce.value_or(nonce_.ToBytes()));
+  attach.set_nonce(nonce.value_or(link_.nonce()));
   attach.set_rotates(rotates_);
   return OpenSession(socket, attach);
 }
 
 v1::Attach ScriptedWorker::Returning() {
   v1::Attach attach;
-  attach.set_nonce(nonce_.ToBytes());
+  attach.set_nonce(link_.nonce());
   attach.set_rotates(rotates_);
   v1::Reattach& reattach = *attach.mutable_reattach();
   MutexLock lock(&mu_);
@@ -94,10 +78,10 @@ absl::Status ScriptedWorker::ReturnSlab(uint32_t slab, uint64_t epoch,
       return ErrnoStatus("forge a slab");
     }
   }
-  const absl::Status sent =
-      descriptors_->Send(ReturnSlabs{{{SlabId(slab), Epoch(epoch)}}}, {descriptor}, kPatience);
+  const absl::Status sent = link_.descriptors().Send(ReturnSlabs{{{SlabId(slab), Epoch(epoch)}}},
+                                                     {descriptor}, kPatience);
   if (!sent.ok()) return sent;
-  return descriptors_->ReceiveA<Accepted>(kPatience).status();
+  return link_.descriptors().ReceiveA<Accepted>(kPatience).status();
 }
 
 absl::Status ScriptedWorker::ReturnImage(bool forged) {
@@ -110,42 +94,26 @@ absl::Status ScriptedWorker::ReturnImage(bool forged) {
     if (!forged) descriptor = image_.get();
   }
   const absl::Status sent =
-      descriptors_->Send(palimpsest::ReturnImage{fingerprint}, {descriptor}, kPatience);
+      link_.descriptors().Send(palimpsest::ReturnImage{fingerprint}, {descriptor}, kPatience);
   if (!sent.ok()) return sent;
-  return descriptors_->ReceiveA<Accepted>(kPatience).status();
+  return link_.descriptors().ReceiveA<Accepted>(kPatience).status();
 }
 
 absl::Status ScriptedWorker::OpenSession(const std::string& socket, const v1::Attach& attach) {
   if (reader_.joinable()) return absl::FailedPreconditionError("drop the old session first");
-  grpc::ChannelArguments arguments;
-  // A channel of its own, not one from gRPC's pool that may still back off from an earlier broker.
-  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-  channel_ =
-      grpc::CreateCustomChannel("unix:" + socket, grpc::InsecureChannelCredentials(), arguments);
-  context_ = std::make_unique<grpc::ClientContext>();
-  stream_ = v1::Broker::NewStub(channel_)->Session(context_.get());
-  v1::WorkerMessage message;
-  *message.mutable_attach() = attach;
-  stream_->Write(message);
-  v1::BrokerMessage answer;
-  bool read = false;
-  while ((read = stream_->Read(&answer)) && answer.has_image_progress()) {
-    if (hangs_up_) descriptors_->Shutdown();
-  }
-  if (!read || !answer.has_attached()) {
-    const absl::Status status = FromGrpcStatus(stream_->Finish());
-    return status.ok() ? absl::InternalError("the session ended without an answer") : status;
-  }
+  const absl::StatusOr<v1::Attached> attached = link_.Open(socket, attach, [this] {
+    if (hangs_up_) link_.descriptors().Shutdown();
+  });
+  if (!attached.ok()) return attached.status();
   {
     MutexLock lock(&mu_);
     lost_.reset();
-    session_ = answer.attached().session_id();
-    slab_bytes_ = answer.attached().slab_bytes();
-    fingerprint_ = answer.attached().image().fingerprint();
+    session_ = attached->session_id();
+    slab_bytes_ = attached->slab_bytes();
+    fingerprint_ = attached->image().fingerprint();
   }
-  if (!answer.attached().image_token().empty()) {
-    absl::StatusOr<std::vector<UniqueFd>> image =
-        FetchDescriptors(answer.attached().image_token(), nullptr);
+  if (!attached->image_token().empty()) {
+    absl::StatusOr<std::vector<UniqueFd>> image = link_.Fetch(attached->image_token(), nullptr);
     if (!image.ok()) return image.status();
     MutexLock lock(&mu_);
     image_ = std::move(image->front());
@@ -155,42 +123,12 @@ absl::Status ScriptedWorker::OpenSession(const std::string& socket, const v1::At
 }
 
 void ScriptedWorker::Drop() {
-  if (context_ != nullptr) context_->TryCancel();
-  if (descriptors_.has_value()) descriptors_->Shutdown();
+  link_.Cancel();
   if (reader_.joinable()) reader_.join();
   // What it had not answered is void.
   MutexLock lock(&mu_);
   held_messages_.clear();
   held_answers_.clear();
-}
-
-absl::StatusOr<std::vector<UniqueFd>> ScriptedWorker::FetchDescriptors(
-    const std::string& token, std::vector<SlabEntry>* entries) {
-  MutexLock lock(&fetch_mu_);
-  const absl::Status sent = descriptors_->Send(
-      palimpsest::Fetch{Token::FromBytes(token).value_or(Token())}, {}, kPatience);
-  if (!sent.ok()) return sent;
-  std::vector<UniqueFd> all;
-  uint32_t total = 1;
-  while (all.size() < total) {
-    std::vector<UniqueFd> some;
-    const auto packet = descriptors_->ReceiveA<Descriptors>(kPatience, &some);
-    if (!packet.ok()) return packet.status();
-    total = packet->total;
-    for (UniqueFd& fd : some) all.push_back(std::move(fd));
-    if (entries != nullptr) {
-      entries->insert(entries->end(), packet->entries.begin(), packet->entries.end());
-    }
-  }
-  return all;
-}
-
-absl::Status ScriptedWorker::Send(const v1::WorkerMessage& message) {
-  MutexLock lock(&write_mu_);
-  if (stream_ == nullptr || !stream_->Write(message)) {
-    return absl::UnavailableError("the stream has ended");
-  }
-  return absl::OkStatus();
 }
 
 absl::Status ScriptedWorker::Activate() {
@@ -249,7 +187,7 @@ absl::Status ScriptedWorker::FetchAgain() { return Fetch(last_token()); }
 
 absl::Status ScriptedWorker::Fetch(const std::string& token) {
   std::vector<SlabEntry> entries;
-  return FetchDescriptors(token, &entries).status();
+  return link_.Fetch(token, &entries).status();
 }
 
 std::string ScriptedWorker::last_token() {

@@ -19,7 +19,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "common/descriptor_channel.h"
+#include "broker/server/testing/worker_link.h"
 #include "common/mapping.h"
 #include "common/mutex.h"
 #include "grpcpp/grpcpp.h"
@@ -47,9 +47,10 @@ class ScriptedWorker {
   ScriptedWorker() = default;
   ~ScriptedWorker() { Drop(); }
 
-  // Connects the descriptor socket and says Hello.
   absl::Status Hello(const std::string& socket, const std::string& tenant,
-                     const std::string& secret);
+                     const std::string& secret) {
+    return link_.Hello(socket, tenant, secret);
+  }
   // Attaches with the nonce of Hello, or with another one.
   absl::Status Attach(const std::string& socket,
                       const std::optional<std::string>& nonce = std::nullopt);
@@ -64,7 +65,7 @@ class ScriptedWorker {
   // Closes the stream and the descriptor connection; what is mapped stays.
   void Drop();
 
-  absl::Status Send(const v1::WorkerMessage& message);
+  absl::Status Send(const v1::WorkerMessage& message) { return link_.Send(message); }
   absl::Status Activate();
   absl::Status SetKvTarget(uint32_t target, uint32_t needed);
   // `unused`: its KV slabs hold nothing.
@@ -147,25 +148,17 @@ class ScriptedWorker {
   absl::Status Map(const v1::Grant& grant);
   void AnswerRevoke(const v1::Revoke& revoke);
   void Rotate(const v1::SetRotation& change);
-  absl::StatusOr<std::vector<UniqueFd>> FetchDescriptors(const std::string& token,
-                                                         std::vector<SlabEntry>* entries);
   absl::Status Await(absl::string_view what, absl::Duration timeout,
                      const std::function<bool()>& holds);
   size_t Count(v1::SlabRole role) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
-  std::optional<DescriptorChannel> descriptors_;
-  Token nonce_;
-  std::shared_ptr<grpc::Channel> channel_;
-  std::unique_ptr<grpc::ClientContext> context_;
-  std::unique_ptr<Stream> stream_;
+  WorkerLink link_;
   std::thread reader_;
   bool rotates_ = false;
   bool reads_ = true;
   bool hangs_up_ = false;
   std::vector<std::unique_ptr<SilentCall>> silent_calls_;
 
-  Mutex write_mu_;
-  Mutex fetch_mu_;  // one request over the descriptor connection at a time
   Mutex mu_;
   CondVar changed_;
   Manners manners_ ABSL_GUARDED_BY(mu_) = Manners::kHonest;

@@ -6,7 +6,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "broker/server/testing/scripted_worker.h"
-#include "common/grpc_status.h"
 
 namespace palimpsest {
 namespace {
@@ -21,8 +20,8 @@ bool AllBytesAre(int value, const Mapping& mapping) {
 
 void ScriptedWorker::ReadLoop() {
   v1::BrokerMessage message;
-  while (stream_->Read(&message)) Receive(message);
-  const absl::Status status = FromGrpcStatus(stream_->Finish());
+  while (link_.Read(&message)) Receive(message);
+  const absl::Status status = link_.Finish();
   MutexLock lock(&mu_);
   lost_ = status;
   changed_.SignalAll();
@@ -115,7 +114,7 @@ void ScriptedWorker::React(const v1::BrokerMessage& message) {
 
 absl::Status ScriptedWorker::Map(const v1::Grant& grant) {
   std::vector<SlabEntry> entries;
-  absl::StatusOr<std::vector<UniqueFd>> memory = FetchDescriptors(grant.token(), &entries);
+  absl::StatusOr<std::vector<UniqueFd>> memory = link_.Fetch(grant.token(), &entries);
   if (!memory.ok()) return memory.status();
   if (static_cast<int>(memory->size()) != grant.slabs_size()) {
     return absl::InternalError("other descriptors than were granted");

@@ -1,5 +1,5 @@
 // A node for tests of the broker: a fresh folder with a tiny model, secrets and a configuration for
-// the tenants alpha and beta.
+// its tenants.
 #ifndef PALIMPSEST_BROKER_SERVER_TESTING_TEST_NODE_H_
 #define PALIMPSEST_BROKER_SERVER_TESTING_TEST_NODE_H_
 
@@ -7,29 +7,17 @@
 
 #include <cstdlib>
 #include <filesystem>
-#include <functional>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
-#include "absl/time/time.h"
 #include "common/file.h"
-#include "common/monotonic_time.h"
+#include "common/testing/eventually.h"
 #include "worker/model/testing.h"
 
 namespace palimpsest {
-
-// Looks at `holds` again and again until it is true; false after `timeout`.
-inline bool Eventually(const std::function<bool()>& holds,
-                       absl::Duration timeout = absl::Seconds(20)) {
-  const absl::Time deadline = MonotonicNow() + timeout;
-  while (!holds()) {
-    if (MonotonicNow() > deadline) return false;
-    absl::SleepFor(absl::Milliseconds(2));
-  }
-  return true;
-}
 
 class TestNode {
  public:
@@ -37,7 +25,9 @@ class TestNode {
   static constexpr int kImageSlabs = 4;
 
   // With more layers the image has as many more slabs.
-  explicit TestNode(int layers = kImageSlabs - 2) {
+  explicit TestNode(int layers = kImageSlabs - 2,
+                    std::vector<std::string> tenants = {"alpha", "beta"})
+      : tenants_(std::move(tenants)) {
     // Not under the test's folder: the path of a Unix socket has at most 107 bytes.
     std::string pattern = "/tmp/palimpsest_test_XXXXXX";
     folder_ = mkdtemp(pattern.data());
@@ -46,17 +36,21 @@ class TestNode {
     config.num_layers = layers;
     const absl::Status written = WriteRandomModel(model(), config);
     if (!written.ok()) abort();
-    for (const char* tenant : {"alpha", "beta"}) {
+    for (const std::string& tenant : tenants_) {
       if (!WriteFileAtomically(absl::StrCat(folder_, "/", tenant), Secret(tenant), 0600).ok()) {
         abort();
       }
     }
   }
-  ~TestNode() { std::filesystem::remove_all(folder_); }
+  ~TestNode() {
+    if (!kept_) std::filesystem::remove_all(folder_);
+  }
   TestNode(const TestNode&) = delete;
   TestNode& operator=(const TestNode&) = delete;
 
   const std::string& folder() const { return folder_; }
+  // Leaves the folder for people to look at.
+  void Keep() { kept_ = true; }
   std::string model() const { return folder_ + "/model"; }
   std::string control() const { return folder_ + "/broker.sock"; }
   std::string descriptors() const { return folder_ + "/descriptors.sock"; }
@@ -65,7 +59,7 @@ class TestNode {
     return absl::StrCat("hello ", descriptors(), " ", tenant, " ", Secret(tenant));
   }
 
-  // Both tenants are alike and best effort. `policy` and `tenant` are further lines of those
+  // The tenants are alike and best effort. `policy` and `tenant` are further lines of those
   // sections.
   std::string Config(int pool_slabs, const std::string& policy = "",
                      const std::string& tenant = "") const {
@@ -75,7 +69,7 @@ class TestNode {
                      "pool:\n  bytes: ", 2 * pool_slabs, " MiB\n");
     if (!policy.empty()) absl::StrAppend(&yaml, "policy:\n", policy);
     absl::StrAppend(&yaml, "tenants:\n");
-    for (const char* name : {"alpha", "beta"}) {
+    for (const std::string& name : tenants_) {
       absl::StrAppend(&yaml, "  - name: ", name, "\n    secret_file: ", folder_, "/", name,
                       "\n    model: {path: ", model(),
                       ", max_sequence_tokens: 256}\n    floor: 0\n", tenant);
@@ -84,7 +78,9 @@ class TestNode {
   }
 
  private:
+  const std::vector<std::string> tenants_;
   std::string folder_;
+  bool kept_ = false;
 };
 
 }  // namespace palimpsest

@@ -1,9 +1,11 @@
-// A ScriptedWorker that runs as its own process, as the broker sees real workers: with its own pid,
-// to be killed, to be found gone, and to die of SIGBUS alone.
+// A process that a test tells what to do (common/testing/command_loop.h). A ScriptedWorker by
+// default, as the broker sees real workers: with its own pid, to be killed, to be found gone, and
+// to die of SIGBUS alone.
 #ifndef PALIMPSEST_BROKER_SERVER_TESTING_WORKER_PROCESS_H_
 #define PALIMPSEST_BROKER_SERVER_TESTING_WORKER_PROCESS_H_
 
 #include <fcntl.h>
+#include <poll.h>
 #include <unistd.h>
 
 #include <cstdio>
@@ -23,9 +25,12 @@ namespace palimpsest {
 // Not thread-safe. The process is killed on destruction.
 class WorkerProcess {
  public:
-  // `argv` is a program that obeys as scripted_worker_main.cc does.
-  static absl::StatusOr<WorkerProcess> Start(std::vector<std::string> argv = {
-                                                 "broker/server/testing/scripted_worker"}) {
+  // A process that answers nothing for so long hangs.
+  static constexpr absl::Duration kLongestSilence = absl::Minutes(3);
+
+  // `argv` is a program that obeys; `output` is as in SpawnOptions.
+  static absl::StatusOr<WorkerProcess> Start(
+      std::vector<std::string> argv = {"broker/server/testing/scripted_worker"}, int output = -1) {
     int commands[2];
     int answers[2];
     if (pipe2(commands, O_CLOEXEC) != 0 || pipe2(answers, O_CLOEXEC) != 0) {
@@ -38,6 +43,7 @@ class WorkerProcess {
     SpawnOptions options;
     options.argv = std::move(argv);
     options.descriptors = {child_in.get(), child_out.get()};
+    options.output = output;
     absl::StatusOr<ChildProcess> child = ChildProcess::Spawn(options);
     if (!child.ok()) return child.status();
     return WorkerProcess(*std::move(child), std::move(to), std::move(from));
@@ -59,18 +65,25 @@ class WorkerProcess {
   }
   absl::StatusOr<std::string> Hear() {
     std::string answer;
-    char c = 0;
-    while (read(from_.get(), &c, 1) == 1) {
+    while (true) {
+      pollfd wait = {.fd = from_.get(), .events = POLLIN, .revents = 0};
+      char c = 0;
+      if (poll(&wait, 1, kLongestSilence / absl::Milliseconds(1)) == 0) {
+        return absl::DeadlineExceededError(absl::StrCat(
+            "no answer in ", absl::FormatDuration(kLongestSilence), ", only: ", answer));
+      }
+      if (read(from_.get(), &c, 1) != 1) return absl::UnavailableError("the process died");
       if (c == '\n') {
         if (absl::StartsWith(answer, "ok ")) return answer.substr(3);
         return absl::UnknownError(answer);
       }
       answer.push_back(c);
     }
-    return absl::UnavailableError("the worker died");
   }
 
   absl::Status Kill() { return child_.handle().Kill(); }
+  absl::Status Signal(int signal) { return child_.handle().Signal(signal); }
+  bool Exited() const { return child_.handle().Exited(); }
   // OK once it is gone, however it ended.
   absl::Status AwaitExit(absl::Duration timeout) { return child_.handle().AwaitExit(timeout); }
   // How it ended ("killed by signal 7").

@@ -1,13 +1,8 @@
 #include "broker/tier/directory/directory_backend.h"
 
-#include <fcntl.h>
-#include <sys/stat.h>
-
 #include <cerrno>
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
-#include <functional>
 #include <map>
 #include <random>
 #include <string>
@@ -16,158 +11,13 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "broker/tier/directory/block_file.h"
-#include "broker/tier/tier_store.h"
-#include "common/block_checksum.h"
-#include "common/monotonic_time.h"
+#include "broker/tier/directory/directory_fixture.h"
 #include "gtest/gtest.h"
 
 namespace palimpsest {
 namespace {
 
 namespace fs = std::filesystem;
-
-using RemoveReason = TierBackend::RemoveReason;
-
-// Counts calls, and makes one of them, or all from one on, fail.
-class FaultyFiles : public FileOperations {
- public:
-  int Open(const std::string& path, int flags, mode_t mode) override {
-    return Fails(path) ? -1 : FileOperations::Open(path, flags, mode);
-  }
-  ssize_t Write(int fd, const std::byte* from, size_t size) override {
-    if (Fails("")) {
-      // What a full or torn disk took before it failed.
-      if (torn_) (void)FileOperations::Write(fd, from, size / 2);
-      return -1;
-    }
-    return FileOperations::Write(fd, from, short_ ? std::min<size_t>(size, 1000) : size);
-  }
-  ssize_t PRead(int fd, std::byte* to, size_t size, off_t offset) override {
-    if (Fails("")) return -1;
-    return FileOperations::PRead(fd, to, short_ ? std::min<size_t>(size, 1000) : size, offset);
-  }
-  int FSync(int fd) override { return Fails("") ? -1 : FileOperations::FSync(fd); }
-  int Rename(const std::string& from, const std::string& to) override {
-    return Fails(to) ? -1 : FileOperations::Rename(from, to);
-  }
-  int Unlink(const std::string& path) override {
-    return Fails(path) ? -1 : FileOperations::Unlink(path);
-  }
-  int MakeFolder(const std::string& path, mode_t mode) override {
-    return Fails(path) ? -1 : FileOperations::MakeFolder(path, mode);
-  }
-
-  void FailAt(int call, int error, bool and_all_after = false) {
-    calls_ = 0;
-    fail_at_ = call;
-    error_ = error;
-    all_after_ = and_all_after;
-    failed_ = false;
-  }
-  // All calls for paths that contain `part`.
-  void FailPath(std::string part, int error) {
-    FailAt(-1, error);
-    path_ = std::move(part);
-  }
-  void Heal() {
-    FailAt(-1, 0);
-    path_.clear();
-  }
-  void set_short(bool is_short) { short_ = is_short; }
-  void set_torn(bool torn) { torn_ = torn; }
-  bool failed() const { return failed_; }
-
- private:
-  bool Fails(const std::string& path) {
-    const int call = calls_++;
-    const bool fails = (fail_at_ >= 0 && (call == fail_at_ || (all_after_ && call > fail_at_))) ||
-                       (!path_.empty() && absl::StrContains(path, path_));
-    if (!fails) return false;
-    failed_ = true;
-    errno = error_;
-    return true;
-  }
-
-  std::atomic<int> calls_ = 0;
-  int fail_at_ = -1;
-  int error_ = 0;
-  bool all_after_ = false;
-  bool short_ = false;
-  bool torn_ = false;
-  std::string path_;
-  std::atomic<bool> failed_ = false;
-};
-
-std::vector<std::byte> Content(uint64_t seed, size_t size = 10000) {
-  std::vector<std::byte> bytes(size);
-  for (size_t i = 0; i < size; ++i) bytes[i] = static_cast<std::byte>(seed * 131 + i * 7);
-  return bytes;
-}
-
-BlockRecord Record(uint64_t number, const std::string& tenant = "anna", uint64_t version = 0) {
-  BlockRecord record = {.id = {.key = {number << 52, number},
-                               .parent = {1, 2},
-                               .tokens = {static_cast<TokenId>(number), 7},
-                               .tenant = tenant},
-                        .length = Bytes(10000)};
-  record.checksum = BlockChecksum(record.id.key, Content(number + version));
-  return record;
-}
-
-class DirectoryBackendTest : public testing::Test {
- protected:
-  DirectoryBackendTest() {
-    std::string folder = testing::TempDir() + "/tierXXXXXX";
-    folder_ = ::mkdtemp(folder.data());
-  }
-  ~DirectoryBackendTest() override { fs::remove_all(folder_); }
-
-  std::unique_ptr<DirectoryBackend> Make(const std::string& node) {
-    return std::make_unique<DirectoryBackend>(
-        DirectoryBackend::Options{.folder = folder_,
-                                  .node = node,
-                                  .generation_life = absl::ZeroDuration(),
-                                  .scanning_threads = 2},
-        files_, clock_);
-  }
-  // A node's tier as it is after a start, with what that found.
-  std::unique_ptr<DirectoryBackend> Start(const std::string& node,
-                                          std::vector<StoredBlock>* found = nullptr) {
-    auto backend = Make(node);
-    auto blocks = backend->Open();
-    EXPECT_EQ(blocks.status(), absl::OkStatus());
-    if (found != nullptr && blocks.ok()) *found = *std::move(blocks);
-    return backend;
-  }
-
-  absl::Status Write(DirectoryBackend& backend, const BlockRecord& record, uint64_t version = 0) {
-    return backend.Write(record, Content(record.id.key.low + version)).status();
-  }
-  // OK only with the right bytes.
-  absl::Status Read(DirectoryBackend& backend, const BlockRecord& record) {
-    std::vector<std::byte> bytes(record.length.count());
-    absl::Status status = backend.Read(record, TierPlace(0), absl::MakeSpan(bytes));
-    if (status.ok() && BlockChecksum(record.id.key, bytes) != record.checksum) {
-      return absl::DataLossError("wrong bytes");
-    }
-    return status;
-  }
-  absl::Status Remove(DirectoryBackend& backend, const BlockRecord& record) {
-    return backend.Remove(record, TierPlace(0), RemoveReason::kUnwanted);
-  }
-
-  std::vector<std::string> FilesBelow(const std::string& part) {
-    std::vector<std::string> files;
-    for (const auto& entry : fs::recursive_directory_iterator(folder_ + "/" + part)) {
-      if (entry.is_regular_file()) files.push_back(entry.path());
-    }
-    return files;
-  }
-
-  std::string folder_;
-  FaultyFiles files_;
-  FakeClock clock_;
-};
 
 TEST(BlockFile, HeadersComeBackAndNoDamagedOneDoes) {
   std::mt19937_64 random(1);
@@ -362,7 +212,8 @@ TEST_F(DirectoryBackendTest, DamageIsNoticed) {
   Start("a", &found);
   EXPECT_TRUE(found.empty());
   EXPECT_TRUE(fs::exists(path)) << "it is young: another node's, perhaps";
-  EXPECT_EQ(backend->Remove(Record(1), TierPlace(0), RemoveReason::kCorrupt), absl::OkStatus());
+  EXPECT_EQ(backend->Remove(Record(1), TierPlace(0), TierBackend::RemoveReason::kCorrupt),
+            absl::OkStatus());
   EXPECT_FALSE(fs::exists(path));
 }
 
@@ -448,119 +299,6 @@ TEST_F(DirectoryBackendTest, FolderMustExistAndBeATiersOrEmpty) {
   for (const char* node : {"", "a.b", "a/b"}) {
     EXPECT_TRUE(absl::IsInvalidArgument(Make(node)->Open().status())) << node;
   }
-}
-
-// The whole tier, with its threads.
-class DirectoryTierTest : public DirectoryBackendTest {
- protected:
-  std::unique_ptr<TierStore> OpenStore(const std::string& node) {
-    TierStore::Options options;
-    options.capacity = MiB(8);
-    options.breaker.first_back_off = absl::Milliseconds(1);
-    options.breaker.longest_back_off = absl::Milliseconds(2);
-    options.breaker.slow = absl::Seconds(60);
-    auto store =
-        TierStore::Open(options, std::make_unique<ThreadedBackend>(Make(node), 4), Clock::Real());
-    EXPECT_EQ(store.status(), absl::OkStatus());
-    EXPECT_TRUE((*store)->WaitUntilServing(absl::Seconds(60)));
-    return *std::move(store);
-  }
-  absl::Status Await(const std::function<absl::Status(TierStore::Done)>& ask) {
-    auto ended = std::make_shared<Notification>();
-    auto result = std::make_shared<absl::Status>();
-    const absl::Status accepted = ask([=](absl::Status status) {
-      *result = std::move(status);
-      ended->Notify();
-    });
-    if (!accepted.ok()) return accepted;
-    EXPECT_TRUE(ended->WaitForNotificationWithTimeout(absl::Seconds(60)));
-    return *result;
-  }
-  absl::Status Store(TierStore& store, const BlockRecord& record) {
-    auto bytes = std::make_shared<std::vector<std::byte>>(Content(record.id.key.low));
-    return Await([&](TierStore::Done done) {
-      return store.Store({.record = record,
-                          .from = {*bytes, bytes},
-                          .deadline = MonotonicNow() + absl::Seconds(60)},
-                         std::move(done));
-    });
-  }
-  absl::Status Load(TierStore& store, const BlockRecord& record) {
-    auto bytes = std::make_shared<std::vector<std::byte>>(record.length.count());
-    const absl::Status status = Await([&](TierStore::Done done) {
-      return store.Load({.id = record.id,
-                         .to = {absl::MakeSpan(*bytes), bytes},
-                         .deadline = MonotonicNow() + absl::Seconds(60)},
-                        std::move(done));
-    });
-    if (status.ok()) {
-      EXPECT_EQ(*bytes, Content(record.id.key.low));
-    }
-    return status;
-  }
-};
-
-TEST_F(DirectoryTierTest, TwoNodesShareRestartAndPurge) {
-  auto a = OpenStore("a");
-  auto b = OpenStore("b");
-  ASSERT_EQ(Store(*a, Record(1)), absl::OkStatus());
-  EXPECT_EQ(Load(*b, Record(1)), absl::OkStatus());
-  EXPECT_TRUE(absl::IsAlreadyExists(Store(*b, Record(1))));
-  EXPECT_EQ(b->status().used, Bytes(0));
-  a.reset();
-  EXPECT_EQ(Load(*b, Record(1)), absl::OkStatus());
-  a = OpenStore("a");
-  EXPECT_EQ(a->status().blocks, 1);
-  EXPECT_EQ(Await([&](TierStore::Done done) {
-              return b->Purge("anna", MonotonicNow() + absl::Seconds(60), std::move(done));
-            }),
-            absl::OkStatus());
-  EXPECT_TRUE(absl::IsNotFound(Load(*a, Record(1))));
-  EXPECT_EQ(a->status().blocks, 0);
-  EXPECT_EQ(a->CheckConsistency(), absl::OkStatus());
-}
-
-TEST_F(DirectoryTierTest, CorruptedByteIsAMiss) {
-  auto store = OpenStore("a");
-  ASSERT_EQ(Store(*store, Record(1)), absl::OkStatus());
-  std::fstream file(FilesBelow("blocks").at(0), std::ios::in | std::ios::out | std::ios::binary);
-  file.seekp(9000);
-  file.put('!');
-  file.close();
-  EXPECT_TRUE(absl::IsDataLoss(Load(*store, Record(1))));
-  EXPECT_TRUE(absl::IsNotFound(Load(*store, Record(1))));
-  EXPECT_EQ(store->status().counters.misses.corrupt, 1);
-  EXPECT_EQ(store->status().blocks, 0);
-}
-
-TEST_F(DirectoryTierTest, FolderThatIsRemovedOpensTheBreakerUntilItIsBack) {
-  auto store = OpenStore("a");
-  ASSERT_EQ(Store(*store, Record(1)), absl::OkStatus());
-  fs::rename(folder_, folder_ + "-away");
-  for (int i = 0; i < 3; ++i) EXPECT_TRUE(absl::IsUnavailable(Load(*store, Record(1))));
-  EXPECT_GE(store->status().times_opened, 1);
-  EXPECT_FALSE(store->WaitUntilServing(absl::Milliseconds(20)));
-  // An empty folder, as a mount point without its file system, is not taken for the tier.
-  fs::create_directory(folder_);
-  EXPECT_FALSE(store->WaitUntilServing(absl::Milliseconds(20)));
-  EXPECT_TRUE(fs::is_empty(folder_));
-  fs::remove(folder_);
-  fs::rename(folder_ + "-away", folder_);
-  ASSERT_TRUE(store->WaitUntilServing(absl::Seconds(60)));
-  EXPECT_EQ(Load(*store, Record(1)), absl::OkStatus());
-}
-
-TEST_F(DirectoryTierTest, FullDiskRefusesStoresAndServesLoads) {
-  auto store = OpenStore("a");
-  ASSERT_EQ(Store(*store, Record(1)), absl::OkStatus());
-  files_.FailPath("/temporary/", ENOSPC);
-  for (int i = 0; i < 5; ++i) {
-    EXPECT_TRUE(absl::IsResourceExhausted(Store(*store, Record(2 + i))));
-    EXPECT_EQ(Load(*store, Record(1)), absl::OkStatus());
-  }
-  files_.Heal();
-  EXPECT_EQ(Store(*store, Record(2)), absl::OkStatus());
-  EXPECT_EQ(store->status().times_opened, 0);
 }
 
 }  // namespace

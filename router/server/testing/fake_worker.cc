@@ -16,15 +16,6 @@
 
 namespace palimpsest::router::testing {
 
-bool Eventually(const std::function<bool()>& condition) {
-  const absl::Time deadline = MonotonicNow() + kPatience;
-  while (!condition()) {
-    if (MonotonicNow() > deadline) return false;
-    absl::SleepFor(absl::Milliseconds(1));
-  }
-  return true;
-}
-
 v1::WorkerGenerateResponse Tokens(const std::string& text) {
   v1::WorkerGenerateResponse message;
   for (const char c : text) message.add_token_ids(static_cast<uint8_t>(c));

@@ -17,15 +17,13 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/time/time.h"
 #include "common/mutex.h"
+#include "common/testing/eventually.h"
 #include "proto/palimpsest/v1/worker.grpc.pb.h"
 
 namespace palimpsest::router::testing {
 
 // Longest that a test waits for something that must happen.
 inline constexpr absl::Duration kPatience = absl::Seconds(20);
-
-// Whether `condition` became true within kPatience.
-bool Eventually(const std::function<bool()>& condition);
 
 // A message of one token per byte of `text`.
 v1::WorkerGenerateResponse Tokens(const std::string& text);

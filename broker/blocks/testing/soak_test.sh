@@ -1,0 +1,3 @@
+#!/usr/bin/env bash
+# The soak as a test.
+exec broker/blocks/soak "$@"
