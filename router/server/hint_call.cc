@@ -18,28 +18,30 @@ namespace {
 
 // Longest that a worker's answer is awaited.
 constexpr absl::Duration kPatience = absl::Seconds(5);
+// Calls under way at once, of all tenants.
+constexpr int32_t kMostHints = 1024;
 
 // The calls to the workers, which keep it.
 class Hints {
  public:
-  Hints(grpc::ServerUnaryReactor* reactor, v1::HintConversationResponse& response,
+  Hints(RouterContext& router, grpc::ServerUnaryReactor* reactor,
+        v1::HintConversationResponse& response,
         std::vector<std::shared_ptr<v1::Worker::Stub>> stubs)
-      : reactor_(reactor), response_(response), unanswered_(stubs.size()) {
+      : router_(router), reactor_(reactor), response_(response), unanswered_(stubs.size()) {
     for (std::shared_ptr<v1::Worker::Stub>& stub : stubs) {
       calls_.push_back(std::make_unique<Call>());
       calls_.back()->stub = std::move(stub);
     }
   }
 
-  static void Start(const std::shared_ptr<Hints>& hints, const RouterContext& router,
-                    const v1::HintConversationRequest& request, absl::Time deadline) {
+  static void Start(const std::shared_ptr<Hints>& hints, const v1::HintConversationRequest& request,
+                    absl::Time deadline) {
     for (const std::unique_ptr<Call>& call : hints->calls_) {
       call->request.set_conversation_id(request.conversation_id());
       *call->request.mutable_action() = request.action();
       call->context.set_deadline(GrpcDeadline(deadline));
-      router.workers.Authorize(call->context);
+      hints->router_.workers.Authorize(call->context);
     }
-    // The last answer may end the call, and free what the others point to.
     const std::vector<std::unique_ptr<Call>>& calls = hints->calls_;
     for (size_t i = 0; i < calls.size(); ++i) {
       calls[i]->stub->async()->HintConversation(
@@ -70,9 +72,11 @@ class Hints {
       if (!any_) result = failure_;
       response_.set_blocks(blocks_);
     }
+    --router_.hints;
     reactor_->Finish(ToGrpcStatus(result));
   }
 
+  RouterContext& router_;
   grpc::ServerUnaryReactor* const reactor_;
   v1::HintConversationResponse& response_;
   std::vector<std::unique_ptr<Call>> calls_;
@@ -110,12 +114,18 @@ grpc::ServerUnaryReactor* HintConversation(RouterContext& router,
                                            v1::HintConversationResponse& response) {
   grpc::ServerUnaryReactor* const reactor = context->DefaultReactor();
   auto stubs = Workers(router, *context, request);
-  if (!stubs.ok()) {
-    reactor->Finish(ToGrpcStatus(stubs.status()));
+  absl::Status status = stubs.status();
+  if (status.ok() && ++router.hints > kMostHints) {
+    --router.hints;
+    status = absl::ResourceExhaustedError(
+        absl::StrCat(kMostHints, " hints are under way: try again in a moment"));
+  }
+  if (!status.ok()) {
+    reactor->Finish(ToGrpcStatus(status));
     return reactor;
   }
   const absl::Time deadline = std::min(DeadlineOf(*context), router.clock.Now() + kPatience);
-  Hints::Start(std::make_shared<Hints>(reactor, response, *std::move(stubs)), router, request,
+  Hints::Start(std::make_shared<Hints>(router, reactor, response, *std::move(stubs)), request,
                deadline);
   return reactor;
 }

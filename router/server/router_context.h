@@ -4,6 +4,8 @@
 
 #include <grpcpp/server_context.h>
 
+#include <atomic>
+#include <cstdint>
 #include <map>
 #include <memory>
 #include <string>
@@ -59,6 +61,7 @@ struct RouterContext {
   WorkerPool& workers;
   RetryPolicy retry;
   CallRegistry calls;
+  std::atomic<int32_t> hints{0};  // calls of HintConversation that have not ended
 
   // The tenant that the call's bearer token belongs to.
   absl::StatusOr<std::string> Authenticate(const grpc::CallbackServerContext& call) const;

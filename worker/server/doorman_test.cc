@@ -156,6 +156,18 @@ TEST_F(DoormanTest, StatisticsAreAnsweredWithoutWaking) {
   EXPECT_EQ(woken_, 0);
 }
 
+TEST_F(DoormanTest, HintsAreForWhoIsAwake) {
+  Start();
+  v1::WorkerHintRequest request;
+  v1::WorkerHintResponse response;
+  const grpc::Status status = stub_->HintConversation(Context().get(), request, &response);
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::UNAVAILABLE);
+  EXPECT_THAT(status.error_message(), ::testing::HasSubstr("sleeps"));
+  EXPECT_EQ(stub_->HintConversation(Context("guess").get(), request, &response).error_code(),
+            grpc::StatusCode::UNAUTHENTICATED);
+  EXPECT_EQ(woken_, 0);
+}
+
 TEST_F(DoormanTest, StrangersNeitherWakeNorLearnAnything) {
   Start();
   EXPECT_EQ(Generate({1}, Context("guess").get()).status.error_code(),
