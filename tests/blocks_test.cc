@@ -27,9 +27,10 @@ Node::Request Ask(const std::string& text, int max_tokens = 24) {
   return {.tenant = "alpha", .text = text, .max_tokens = max_tokens};
 }
 
-NodeOptions Options(NodeBackend backend, bool tiers) {
+NodeOptions Options(NodeBackend backend, bool tiers, int sliding_window = 0) {
   NodeOptions options;
   options.backend = backend;
+  options.sliding_window = sliding_window;
   options.tenants = {{.name = "alpha", .quota_slabs = Node::kImageSlabs + 5}};
   options.pool_slabs = Node::kImageSlabs + 5;
   options.engine = {"kv_low_water_slabs: 0", "kv_high_water_slabs: 4"};
@@ -47,8 +48,9 @@ class BlocksTest : public ::testing::TestWithParam<NodeBackend> {
   }
 
   // What a node without tiers answers.
-  static std::vector<Generation> Calm(const std::vector<Node::Request>& requests) {
-    Node node(Options(GetParam(), /*tiers=*/false));
+  static std::vector<Generation> Calm(const std::vector<Node::Request>& requests,
+                                      int sliding_window = 0) {
+    Node node(Options(GetParam(), /*tiers=*/false, sliding_window));
     node.Start();
     std::vector<Generation> answers;
     for (const Node::Request& request : requests) {
@@ -134,6 +136,60 @@ TEST_P(BlocksTest, SecondTurnComesBackFromHostMemoryAndFromBelow) {
   ExpectSame(calm[2], node.Generate(requests[2]));
   // A GPU may compute so small a model's tokens sooner than a disk has them.
   if (GetParam() == NodeBackend::kHost) EXPECT_GT(Row(node, "nvme").promoted_blocks(), 0u);
+  EXPECT_TRUE(node.StopAll().ok());
+}
+
+// Of a prefix of more than 50 blocks the next token sees 8.
+TEST_P(BlocksTest, SlidingWindowComesBackWithoutWhatItDoesNotSee) {
+  if (GetParam() != NodeBackend::kHost) GTEST_SKIP() << "of the host back-end";
+  constexpr int kWindow = 128;
+  const std::string first = LongText(1);
+  const std::vector<Node::Request> requests = {Ask(first), Ask(first + " What happened then? "),
+                                               Ask(first + " Why did it rain? ")};
+  const std::vector<Generation> calm = Calm(requests, kWindow);
+
+  Node node(Options(GetParam(), /*tiers=*/true, kWindow));
+  node.Start();
+  ExpectSame(calm[0], node.Generate(requests[0]));
+  node.Await("the first turn in T1", [&] { return Row(node, "dram").blocks() >= 50; });
+  Evict(node);
+  const uint64_t before = Row(node, "dram").hit_blocks();
+  const Generation again = node.Generate(requests[1]);
+  ExpectSame(calm[1], again);
+  EXPECT_GT(again.usage.cached_tokens(), 800u);
+  EXPECT_EQ(Row(node, "dram").hit_blocks() - before, 8u);
+
+  Evict(node);
+  Trim(node);
+  node.Await("everything below T1",
+             [&] { return Row(node, "dram").blocks() == 0 && Row(node, "nvme").blocks() >= 50; });
+  EXPECT_TRUE(node.Generate(Ask(LongText(950), 8)).status.ok());
+  node.Await("a chunk of T1", [&] { return Row(node, "dram").blocks() >= 50; });
+  ExpectSame(calm[2], node.Generate(requests[2]));
+  EXPECT_GT(Row(node, "nvme").promoted_blocks(), 0u);
+  EXPECT_LE(Row(node, "nvme").promoted_blocks(), 8u);
+  EXPECT_TRUE(node.StopAll().ok());
+}
+
+// Two of them run together until there is no KV for both.
+TEST_P(BlocksTest, PreemptedSequencesResumeFromHostMemory) {
+  // A GPU computes this small model sooner than the store answers.
+  if (GetParam() != NodeBackend::kHost) GTEST_SKIP() << "of the host back-end";
+  std::vector<Node::Request> requests;
+  for (int i = 0; i < 3; ++i) requests.push_back(Ask(LongText(i), 600));
+  const std::vector<Generation> calm = Calm(requests);
+  Node node(Options(GetParam(), /*tiers=*/true));
+  node.Start();
+  std::vector<std::future<Generation>> running;
+  for (const Node::Request& request : requests) running.push_back(node.GenerateAsync(request));
+  uint32_t preemptions = 0;
+  for (size_t i = 0; i < running.size(); ++i) {
+    const Generation got = running[i].get();
+    ExpectSame(calm[i], got);
+    preemptions += got.usage.preemptions();
+  }
+  EXPECT_GT(preemptions, 0u);
+  EXPECT_GT(Row(node, "dram").hit_blocks(), 0u) << "no other request begins like them";
   EXPECT_TRUE(node.StopAll().ok());
 }
 

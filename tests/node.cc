@@ -75,8 +75,8 @@ int Gpus(NodeBackend backend) {
 }
 
 // What each GPU has of it is the same for any number of them.
-ModelConfig TestModelConfig(int max_sequence_tokens, NodeBackend backend) {
-  const int ranks = std::max(Gpus(backend), 1);
+ModelConfig TestModelConfig(const NodeOptions& options) {
+  const int ranks = std::max(Gpus(options.backend), 1);
   ModelConfig config = TinyModelConfig();
   config.num_layers = 8;
   config.hidden_size = 256;
@@ -85,7 +85,11 @@ ModelConfig TestModelConfig(int max_sequence_tokens, NodeBackend backend) {
   config.head_dim = 64;
   config.intermediate_size = 768 * ranks;
   config.vocab_size = 256;
-  config.max_position = max_sequence_tokens;
+  config.max_position = options.max_sequence_tokens;
+  if (options.sliding_window > 0) {
+    config.architecture = "MistralForCausalLM";
+    config.sliding_window = options.sliding_window;
+  }
   return config;
 }
 
@@ -210,9 +214,7 @@ Node::~Node() {
 void Node::WriteModel() {
   const std::string model = folder_ + "/model";
   fs::create_directories(model);
-  ASSERT_TRUE(
-      WriteRandomModel(model, TestModelConfig(options_.max_sequence_tokens, options_.backend))
-          .ok());
+  ASSERT_TRUE(WriteRandomModel(model, TestModelConfig(options_)).ok());
   WriteText(model + "/tokenizer.json", ByteTokenizerJson(), 0644);
   WriteText(
       model + "/tokenizer_config.json",

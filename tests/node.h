@@ -54,6 +54,7 @@ struct NodeOptions {
   // Beside workspaces, which workers have on a GPU; so are floors and quotas.
   int pool_slabs = 40;
   int max_sequence_tokens = 2048;
+  int sliding_window = 0;  // of the model, in tokens; 0: none
   std::vector<NodeTenant> tenants = {{"alpha"}, {"beta"}};
   // Lines of the broker's `policy` map, such as "revoke_deadline: 500ms".
   std::vector<std::string> policy;

@@ -300,6 +300,7 @@ absl::StatusOr<ParsedAcquire> ParseAcquire(const v1::AcquireRequest& request,
   out.ids = parsed.ids;
   out.types = parsed.types;
   out.held = request.held_blocks();
+  out.window = request.window_blocks();
   out.promote = request.promote();
   return parsed;
 }
@@ -363,6 +364,8 @@ void FillAcquired(const blocks::AcquireReply& reply, const std::vector<v1::Tier>
     lower.set_blocks(elsewhere.blocks);
     lower.set_expected_seconds(absl::ToDoubleSeconds(elsewhere.expected));
   }
+  out.set_first_block(static_cast<uint32_t>(reply.first));
+  out.set_kept_blocks(static_cast<uint32_t>(reply.kept));
 }
 
 v1::Tier TierFromName(absl::string_view name) {

@@ -17,8 +17,6 @@
 #ifndef PALIMPSEST_WORKER_BLOCKS_BLOCK_STORE_CLIENT_H_
 #define PALIMPSEST_WORKER_BLOCKS_BLOCK_STORE_CLIENT_H_
 
-#include <grpcpp/grpcpp.h>
-
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -37,6 +35,7 @@
 #include "common/task_queue.h"
 #include "proto/palimpsest/v1/block_store.grpc.pb.h"
 #include "worker/blocks/arena_map.h"
+#include "worker/blocks/store_calls.h"
 #include "worker/core/block_store.h"
 #include "worker/core/conversation_hints.h"
 #include "worker/memory/arena_link.h"
@@ -88,13 +87,7 @@ class BlockStoreClient final : public BlockStore, public ConversationHints, publ
   void OnChunk(uint64_t epoch, uint32_t chunk, absl::StatusOr<UniqueFd> memory) override;
 
  private:
-  // A session's stub and proof; calls keep it.
-  struct Session {
-    uint64_t epoch = 0;
-    palimpsest::v1::BlockSession proof;
-    std::unique_ptr<palimpsest::v1::BlockStore::Stub> stub;
-  };
-  using SessionPtr = std::shared_ptr<const Session>;
+  using SessionPtr = StoreCalls::SessionPtr;
 
   // An answer of the broker whose chunks may have to be mapped first.
   struct Named {
@@ -109,15 +102,11 @@ class BlockStoreClient final : public BlockStore, public ConversationHints, publ
     bool reserve = false;
     uint64_t request = 0;  // Acquire
     std::vector<Named> blocks;
+    // Acquire, as in AcquireAnswer.
+    int32_t first = 0;
     std::vector<LowerBlocks> lower;
+    int32_t kept = 0;
   };
-
-  // Starts a call; `done` hears of its end on any thread, before or after this returns.
-  template <typename Request, typename Response>
-  void Start(const SessionPtr& session, Request request, absl::Duration timeout,
-             void (*start)(palimpsest::v1::BlockStore::Stub&, grpc::ClientContext*, const Request*,
-                           Response*, std::function<void(grpc::Status)>),
-             std::function<void(const absl::Status&, const Response&)> done);
 
   SessionPtr session() const;
   void Push(StoreEvent event);
@@ -126,6 +115,8 @@ class BlockStoreClient final : public BlockStore, public ConversationHints, publ
 
   void OnReserved(Answer answer, const palimpsest::v1::ReserveResponse& response);
   void OnAcquired(Answer answer, const palimpsest::v1::AcquireResponse& response);
+
+  // block_store_places.cc, block_store_chunks.cc.
   // Maps what it needs, or passes it on.
   void Settle(Answer answer);
   void PassOn(Answer answer);
@@ -157,16 +148,13 @@ class BlockStoreClient final : public BlockStore, public ConversationHints, publ
 
   const Options options_;
   ArenaLink* const link_;
+  StoreCalls calls_;
 
   mutable Mutex mu_;
   CondVar changed_;
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;
-  SessionPtr session_ ABSL_GUARDED_BY(mu_);  // null: not available
-  // All that calls may use: a channel must not end on a thread of gRPC's that serves its callbacks.
-  std::vector<SessionPtr> sessions_ ABSL_GUARDED_BY(mu_);
-  uint64_t sessions_over_ ABSL_GUARDED_BY(mu_) = 0;                       // those of lower epochs
-  absl::flat_hash_set<grpc::ClientContext*> calls_ ABSL_GUARDED_BY(mu_);  // that may be cancelled
-  int open_calls_ ABSL_GUARDED_BY(mu_) = 0;
+  SessionPtr session_ ABSL_GUARDED_BY(mu_);          // null: not available
+  uint64_t sessions_over_ ABSL_GUARDED_BY(mu_) = 0;  // those of lower epochs
   ArenaMap map_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_map<uint32_t, Bytes> mapping_ ABSL_GUARDED_BY(mu_);  // with their sizes, if known
   absl::flat_hash_set<uint32_t> unwanted_ ABSL_GUARDED_BY(mu_);        // of those: the broker waits

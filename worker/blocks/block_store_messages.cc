@@ -74,6 +74,7 @@ v1::AcquireRequest AcquireMessage(const StoreQuery& query, int32_t block_tokens)
   SetChain(query.chain, block_tokens, *message.mutable_chain());
   message.set_held_blocks(
       static_cast<uint32_t>(std::min<size_t>(static_cast<size_t>(query.held), kMaxBlocks)));
+  message.set_window_blocks(static_cast<uint32_t>(std::max(query.window, 0)));
   message.set_request_id(query.request);
   message.set_conversation_id(query.conversation);
   for (size_t i = 0; i < std::min(query.types.size(), kMaxBlocks); ++i) {
@@ -131,18 +132,24 @@ ReservedBlock::Result ResultOf(v1::ReservedBlock::Result result) {
       return ReservedBlock::Result::kReserved;
     case v1::ReservedBlock::RESULT_PRESENT:
       return ReservedBlock::Result::kPresent;
+    case v1::ReservedBlock::RESULT_NO_ROOM:
+      return ReservedBlock::Result::kNoRoom;
     default:
       return ReservedBlock::Result::kRefused;
   }
+}
+
+int32_t CountOf(uint32_t blocks) {
+  return static_cast<int32_t>(std::min<uint32_t>(blocks, kMaxBlocks));
 }
 
 std::vector<LowerBlocks> LowerOf(const v1::AcquireResponse& response) {
   std::vector<LowerBlocks> result;
   for (const v1::LowerBlocks& lower : response.lower()) {
     const double seconds = lower.expected_seconds();
-    result.push_back(
-        {static_cast<int32_t>(std::min<uint32_t>(lower.blocks(), kMaxBlocks)),
-         std::isnan(seconds) ? std::numeric_limits<double>::infinity() : std::max(seconds, 0.0)});
+    result.push_back({CountOf(lower.blocks()), std::isnan(seconds)
+                                                   ? std::numeric_limits<double>::infinity()
+                                                   : std::max(seconds, 0.0)});
   }
   return result;
 }

@@ -27,6 +27,8 @@ v1::EndRequestRequest EndMessage(const StoreRequestEnd& end);
 void SetAction(const CacheAction& action, v1::CacheAction& message);
 
 ReservedBlock::Result ResultOf(v1::ReservedBlock::Result result);
+// At most as many as a call may name.
+int32_t CountOf(uint32_t blocks);
 std::vector<LowerBlocks> LowerOf(const v1::AcquireResponse& response);
 // InvalidArgument: no size that a chunk can have, or a token that cannot be one.
 absl::StatusOr<Bytes> ChunkBytesOf(const v1::MapChunksResponse& response);

@@ -180,7 +180,7 @@ BlockManager::Match BlockManager::FindPrefix(absl::Span<const BlockKey> keys,
     present = node->block() == kNullBlock ? 0 : present + 1;
     // The next token, at position path.size() * size, sees window - 1 tokens before it.
     const size_t seen =
-        window == 0 ? path.size() : std::min<size_t>(path.size(), (window - 1 + size - 1) / size);
+        window == 0 ? path.size() : std::min<size_t>(path.size(), geometry_.WindowBlocks(window));
     if (present >= seen) matched = path.size();
     if (present < seen && window == 0) break;
   }
@@ -189,12 +189,21 @@ BlockManager::Match BlockManager::FindPrefix(absl::Span<const BlockKey> keys,
   match.node = path[matched - 1];
   match.blocks.assign(matched, kNullBlock);
   const size_t seen =
-      window == 0 ? matched : std::min<size_t>(matched, (window - 1 + size - 1) / size);
+      window == 0 ? matched : std::min<size_t>(matched, geometry_.WindowBlocks(window));
   for (size_t i = matched - seen; i < matched; ++i) {
     match.blocks[i] = path[i]->block();
     if (blocks_[match.blocks[i].value()].state == kCached) ++match.cached_blocks;
   }
   return match;
+}
+
+void BlockManager::Narrow(Match& match, int32_t first) const {
+  const auto end = match.blocks.begin() +
+                   std::min<ptrdiff_t>(first, static_cast<ptrdiff_t>(match.blocks.size()));
+  for (auto block = match.blocks.begin(); block < end; ++block) {
+    if (blocks_[block->value()].state == kCached) --match.cached_blocks;
+    *block = kNullBlock;
+  }
 }
 
 void BlockManager::Acquire(const Match& match) {
@@ -221,6 +230,14 @@ BlockManager::Published BlockManager::Publish(PrefixCache::Node* parent, const B
   }
   if (parent != nullptr) cache_.Unpin(parent);
   return result;
+}
+
+PrefixCache::Node* BlockManager::Connect(PrefixCache::Node* parent, const BlockKey& key,
+                                         absl::Span<const TokenId> tokens) {
+  PrefixCache::Node* const node = cache_.FindOrAdd(parent, key, tokens);
+  if (node != nullptr) cache_.Pin(node);
+  if (parent != nullptr) cache_.Unpin(parent);
+  return node;
 }
 
 void BlockManager::Unpin(PrefixCache::Node* node) { cache_.Unpin(node); }

@@ -84,6 +84,9 @@ class BlockManager {
   Match FindPrefix(absl::Span<const BlockKey> keys, absl::Span<const TokenId> tokens,
                    int32_t window) const;
 
+  // Does without the match's blocks before block `first`.
+  void Narrow(Match& match, int32_t first) const;
+
   // References the match's blocks and pins its node.
   void Acquire(const Match& match);
 
@@ -98,6 +101,9 @@ class BlockManager {
   // (null for the first block of a sequence).
   Published Publish(PrefixCache::Node* parent, const BlockKey& key,
                     absl::Span<const TokenId> tokens, BlockId block);
+  // As Publish for a block whose KV is not there, so that those behind it can be published.
+  PrefixCache::Node* Connect(PrefixCache::Node* parent, const BlockKey& key,
+                             absl::Span<const TokenId> tokens);
   void Pin(PrefixCache::Node* node) { cache_.Pin(node); }
   void Unpin(PrefixCache::Node* node);
 

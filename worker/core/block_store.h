@@ -49,7 +49,8 @@ struct ReservedBlock {
   enum class Result : uint8_t {
     kReserved,
     kPresent,  // nothing is to be written
-    kRefused,  // no room, not wanted, or another block has the key
+    kNoRoom,   // now; there may be some soon
+    kRefused,  // not wanted, or another block has the key
   };
   Result result = Result::kRefused;
   StorePlace place;  // if kReserved
@@ -78,6 +79,8 @@ struct StoreQuery {
   BlockChain chain;
   // Leading blocks that are not asked for.
   int32_t held = 0;
+  // Blocks before its end that a prefix needs (a sliding window); 0: all.
+  int32_t window = 0;
   // The same for all queries of one request, not 0.
   uint64_t request = 0;
   uint64_t conversation = 0;     // 0: not known
@@ -113,9 +116,14 @@ struct ReserveAnswer {
 struct AcquireAnswer {
   StoreCallId call;
   absl::Status status;
-  // The longest prefix behind the held blocks that tier 1 has, and what continues it.
+  // Of the longest prefix that tier 1 has what is behind the held blocks, from the chain's block
+  // `first` on: that is behind `held` if what lies between is left of the window.
   std::vector<PinnedBlock> blocks;
+  int32_t first = 0;
+  // What continues it. With a window as one, if at all, and as fast as its window comes up.
   std::vector<LowerBlocks> lower;
+  // Leading ones of the held blocks that the store has; what it has lost may be offered again.
+  int32_t kept = 0;
 };
 
 // Memory of places is to go: those that are not being copied had better be released.

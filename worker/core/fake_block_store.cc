@@ -70,7 +70,10 @@ ReserveAnswer FakeBlockStore::AnswerReserve(const BlockChain& chain) {
       continue;
     }
     const auto slot = std::find(uses_.begin(), uses_.end(), 0);
-    if (slot == uses_.end()) break;
+    if (slot == uses_.end()) {
+      result.result = ReservedBlock::Result::kNoRoom;
+      break;
+    }
     ++*slot;
     const auto tokens = chain.tokens.begin() + static_cast<ptrdiff_t>(i * options_.block_tokens);
     Block& block = blocks_[chain.keys[i]];
@@ -85,25 +88,43 @@ ReserveAnswer FakeBlockStore::AnswerReserve(const BlockChain& chain) {
 
 AcquireAnswer FakeBlockStore::AnswerAcquire(const StoreQuery& query) {
   AcquireAnswer answer;
-  size_t i = static_cast<size_t>(query.held);
-  for (; i < query.chain.keys.size(); ++i) {
-    Block* const block = Find(query.chain, i);
-    if (block == nullptr || !block->ready) break;
-    if (query.wait > absl::ZeroDuration() && Chance(80)) block->lower = false;
-    if (block->lower) break;
-    answer.blocks.push_back(Pin(*block, query.request));
+  while (answer.kept < query.held && Find(query.chain, answer.kept) != nullptr) ++answer.kept;
+  const Range all = Longest(query, /*lower=*/true);
+  if (query.wait > absl::ZeroDuration()) {
+    for (size_t i = all.begin; i < all.end; ++i) {
+      if (Chance(80)) Find(query.chain, i)->lower = false;
+    }
   }
-  for (; i < query.chain.keys.size(); ++i) {
-    const Block* const block = Find(query.chain, i);
-    if (block == nullptr || !block->ready) break;
-    answer.lower.push_back({1, static_cast<double>(random_() % 5) / 1000});
+  const Range ready = Longest(query, /*lower=*/false);
+  answer.first = static_cast<int32_t>(ready.begin);
+  for (size_t i = ready.begin; i < ready.end; ++i) {
+    answer.blocks.push_back(Pin(*Find(query.chain, i), query.request));
   }
+  const auto more = static_cast<int32_t>(all.end - ready.end);
+  const auto seconds = [this] { return static_cast<double>(random_() % 5) / 1000; };
+  if (query.window > 0 && more > 0) answer.lower.push_back({more, seconds()});
+  for (int32_t i = 0; query.window == 0 && i < more; ++i) answer.lower.push_back({1, seconds()});
   if (!blocks_.empty() && Chance(options_.lying_percent)) {
     ++lies_;
-    for (int more = 0; more < 3; ++more)
+    for (int extra = 0; extra < 3; ++extra)
       answer.blocks.push_back(Pin(AnyReady()->second, query.request));
   }
   return answer;
+}
+
+FakeBlockStore::Range FakeBlockStore::Longest(const StoreQuery& query, bool lower) {
+  const auto held = static_cast<size_t>(query.held);
+  const auto window = static_cast<size_t>(query.window);
+  Range longest = {held, held};
+  size_t present = held;  // blocks at the end of the path
+  for (size_t i = held; i < query.chain.keys.size(); ++i) {
+    const Block* const block = Find(query.chain, i);
+    const bool there = block != nullptr && block->ready && (lower || !block->lower);
+    present = there ? present + 1 : 0;
+    if (present >= (window == 0 ? i + 1 : std::min(window, i + 1))) longest.end = i + 1;
+  }
+  if (window > 0 && longest.end > held + window) longest.begin = longest.end - window;
+  return longest;
 }
 
 FakeBlockStore::Block* FakeBlockStore::Find(const BlockChain& chain, size_t index) {

@@ -91,6 +91,11 @@ class FakeBlockStore final : public BlockStore {
   void Answer(const Call& call);
   ReserveAnswer AnswerReserve(const BlockChain& chain);
   AcquireAnswer AnswerAcquire(const StoreQuery& query);
+  // Of the chain's blocks, what the longest prefix needs behind those that are held.
+  struct Range {
+    size_t begin = 0, end = 0;
+  };
+  Range Longest(const StoreQuery& query, bool lower);
   // The block, if it is the one asked for.
   Block* Find(const BlockChain& chain, size_t index);
   PinnedBlock Pin(const Block& block, uint64_t request);

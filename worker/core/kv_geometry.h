@@ -51,6 +51,10 @@ struct KvGeometry {
     return static_cast<int32_t>(std::max<int64_t>(0, slab_bytes * slabs / block_bytes - 1));
   }
 
+  // Blocks before the border of a block that the token right behind it sees, with a sliding window
+  // of so many tokens, itself included.
+  int32_t WindowBlocks(int32_t window) const { return BlocksFor(window - 1); }
+
   int32_t BlocksFor(int32_t tokens) const { return (tokens + block_tokens - 1) / block_tokens; }
 
   // The inverse: slabs that hold `blocks` blocks, mapped as for BlocksIn.

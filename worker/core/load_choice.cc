@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "worker/core/attention_span.h"
+
 namespace palimpsest {
 namespace {
 
@@ -10,16 +12,18 @@ namespace {
 constexpr double kMostOverdue = 2;
 constexpr double kLongestWait = 30;
 
+// With so many blocks more, of which those that the window sees are copied.
 double Saving(const LoadCosts& costs, const LoadOffer& offer, int32_t blocks, double wait) {
+  const int32_t copied = offer.window == 0 ? blocks : std::min(blocks, offer.window);
   return ComputeSeconds(costs, offer.first, blocks * offer.block_tokens) -
-         (blocks + offer.queued) * costs.block_seconds - wait;
+         (copied + offer.queued) * costs.block_seconds - wait;
 }
 
 }  // namespace
 
 double ComputeSeconds(const LoadCosts& costs, int32_t first, int32_t count) {
-  const double mean_position = first + (count - 1) / 2.0;
-  return count * (costs.token_seconds + mean_position * costs.position_seconds);
+  return count * costs.token_seconds +
+         TokensSeen(first, count, costs.window_tokens) * costs.position_seconds;
 }
 
 bool WorthAsking(const LoadCosts& costs, int32_t first, int32_t tokens) {
@@ -30,12 +34,12 @@ bool WorthAsking(const LoadCosts& costs, int32_t first, int32_t tokens) {
 LoadChoice ChooseLoad(const LoadCosts& costs, const LoadOffer& offer) {
   if (ComputeSeconds(costs, offer.first, 1) == 0) return {.load = offer.ready};
   LoadChoice choice;
-  const double ready = offer.ready > 0 ? Saving(costs, offer, offer.ready, 0) : 0;
+  int32_t blocks = offer.skipped + offer.ready;
+  const double ready = offer.ready > 0 ? Saving(costs, offer, blocks, 0) : 0;
   if (ready > 0) choice.load = offer.ready;
   const double at_once = std::max(0.0, ready);
   double best = at_once;
   double wait = 0;
-  int32_t blocks = offer.ready;
   for (const LowerBlocks& lower : offer.lower) {
     blocks += lower.blocks;
     if (!std::isfinite(lower.expected_seconds)) break;

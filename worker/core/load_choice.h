@@ -20,6 +20,8 @@ struct LoadCosts {
   double block_seconds = 0;
   // From a call of the store to its answer.
   double answer_seconds = 0;
+  // Tokens that a token sees, itself included; 0: all. A position counts as what is seen from it.
+  int32_t window_tokens = 0;
 };
 
 // Of tokens first .. first + count - 1.
@@ -29,7 +31,10 @@ double ComputeSeconds(const LoadCosts& costs, int32_t first, int32_t count);
 struct LoadOffer {
   int32_t block_tokens = 0;
   int32_t first = 0;  // tokens that it has
-  int32_t ready = 0;  // blocks in tier 1
+  // Blocks behind those that lie left of the window of what is ready: computed or not needed.
+  int32_t skipped = 0;
+  int32_t ready = 0;   // blocks in tier 1, behind the skipped ones
+  int32_t window = 0;  // blocks that are loaded for a prefix at most; 0: all
   absl::Span<const LowerBlocks> lower;
   // Blocks that are copied before these.
   int32_t queued = 0;

@@ -30,6 +30,30 @@ TEST(WorthAsking, OnlyIfComputingTakesLongerThanTheAnswer) {
   EXPECT_TRUE(WorthAsking({}, 0, 1)) << "nothing measured";
 }
 
+TEST(ComputeSeconds, DoesNotGrowBehindTheWindow) {
+  LoadCosts window = kCosts;
+  window.window_tokens = 11;
+  EXPECT_DOUBLE_EQ(ComputeSeconds(window, 0, 10), ComputeSeconds(kCosts, 0, 10));
+  EXPECT_DOUBLE_EQ(ComputeSeconds(window, 10, 1), ComputeSeconds(kCosts, 10, 1));
+  EXPECT_DOUBLE_EQ(ComputeSeconds(window, 500, 7), 7 * ComputeSeconds(kCosts, 10, 1));
+  EXPECT_NEAR(ComputeSeconds(window, 3, 30),
+              ComputeSeconds(window, 3, 9) + ComputeSeconds(window, 12, 21), 1e-12);
+}
+
+// 100 blocks saved for the copies of 5.
+TEST(ChooseLoad, CopiesOnlyTheWindow) {
+  LoadCosts slow_link = kCosts;
+  slow_link.block_seconds = 0.1;
+  EXPECT_EQ(ChooseLoad(slow_link, {.block_tokens = 10, .ready = 100}).load, 0);
+  const LoadOffer window{.block_tokens = 10, .skipped = 95, .ready = 5, .window = 5};
+  EXPECT_EQ(ChooseLoad(slow_link, window).load, 5);
+  const std::vector<LowerBlocks> lower = {{100, 0.1}};
+  EXPECT_EQ(ChooseLoad(slow_link, {.block_tokens = 10, .lower = lower}).patience,
+            absl::ZeroDuration());
+  EXPECT_GT(ChooseLoad(slow_link, {.block_tokens = 10, .window = 5, .lower = lower}).patience,
+            absl::ZeroDuration());
+}
+
 struct Case {
   std::string what;
   LoadCosts costs;

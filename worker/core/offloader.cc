@@ -16,6 +16,11 @@ void Offloader::Forget(PrefixCache::Node* node, uint32_t era) {
   blocks_->Unpin(node);
 }
 
+void Offloader::Settle(PrefixCache::Node* node, uint32_t era) {
+  if (node->offered() == era) node->set_offered(era + 1);
+  blocks_->Unpin(node);
+}
+
 void Offloader::DropOldest() {
   ++counters_.dropped;
   Forget(queue_.front().node, era_);
@@ -33,13 +38,69 @@ void Offloader::Offer(PrefixCache::Node* last, uint64_t request) {
   if (!store_->available()) return;
   std::vector<PrefixCache::Node*> fresh;
   for (auto* node = last; node != nullptr && !Offered(node); node = node->parent()) {
-    fresh.push_back(node);
+    if (node->block() != kNullBlock) fresh.push_back(node);
   }
-  for (auto node = fresh.rbegin(); node != fresh.rend(); ++node) {
+  Enqueue(fresh, request);
+}
+
+void Offloader::OfferLost(PrefixCache::Node* last, int32_t count, uint64_t request) {
+  if (!store_->available()) return;
+  std::vector<PrefixCache::Node*> lost;
+  PrefixCache::Node* node = last;
+  for (int32_t i = 0; i < count && node != nullptr; ++i, node = node->parent()) {
+    if (Stored(node) && node->block() != kNullBlock) lost.push_back(node);
+  }
+  counters_.lost += static_cast<int64_t>(lost.size());
+  Enqueue(lost, request);
+}
+
+void Offloader::Enqueue(const std::vector<PrefixCache::Node*>& deepest_first, uint64_t request) {
+  for (auto node = deepest_first.rbegin(); node != deepest_first.rend(); ++node) {
     (*node)->set_offered(era_);
     blocks_->Pin(*node);
     queue_.push_back({*node, request});
     ++open_[request];
+  }
+  while (static_cast<int32_t>(queue_.size()) > limits_.queued_blocks) DropOldest();
+}
+
+void Offloader::Postpone(const Batch& batch, size_t first) {
+  const auto postpone = [this](const Entry& entry) {
+    Close(entry.request);
+    if (Queued(entry.node)) entry.node->set_offered(0);
+    if (entry.tries < limits_.tries) {
+      no_room_.push_back(entry);
+    } else {
+      ++counters_.refused;
+      blocks_->Unpin(entry.node);
+    }
+  };
+  for (size_t i = first; i < batch.nodes.size(); ++i) {
+    postpone({batch.nodes[i], batch.request, batch.tries[i] + 1});
+  }
+  const PrefixCache::Node* last = batch.nodes.back();
+  while (!queue_.empty() && queue_.front().node->parent() == last) {
+    last = queue_.front().node;
+    postpone({queue_.front().node, queue_.front().request, queue_.front().tries + 1});
+    queue_.pop_front();
+  }
+  while (static_cast<int32_t>(no_room_.size()) > limits_.queued_blocks) {
+    ++counters_.dropped;
+    blocks_->Unpin(no_room_.front().node);
+    no_room_.pop_front();
+  }
+}
+
+void Offloader::Retry() {
+  for (const Entry& entry : std::exchange(no_room_, {})) {
+    if (Offered(entry.node) || entry.node->block() == kNullBlock) {
+      blocks_->Unpin(entry.node);
+      continue;
+    }
+    ++counters_.retried;
+    entry.node->set_offered(era_);
+    queue_.push_back(entry);
+    ++open_[entry.request];
   }
   while (static_cast<int32_t>(queue_.size()) > limits_.queued_blocks) DropOldest();
 }
@@ -49,17 +110,19 @@ Offloader::Batch Offloader::NextBatch() {
   const auto most =
       static_cast<size_t>(std::min(limits_.batch_blocks, limits_.copying_blocks - copying_blocks_));
   while (!queue_.empty() && batch.nodes.size() < most) {
-    const auto [node, request] = queue_.front();
+    const auto [node, request, tries] = queue_.front();
     const bool continues =
         batch.nodes.empty() || (node->parent() == batch.nodes.back() && request == batch.request);
     if (!continues) break;
     // Without what comes before it a block is of no use.
-    if (node->block() == kNullBlock || (node->parent() != nullptr && !Offered(node->parent()))) {
+    const bool orphan = node->parent() != nullptr && !Offered(node->parent());
+    if (node->block() == kNullBlock || (orphan && !limits_.windowed)) {
       DropOldest();
       continue;
     }
     batch.request = request;
     batch.nodes.push_back(node);
+    batch.tries.push_back(tries);
     queue_.pop_front();
   }
   return batch;
@@ -89,17 +152,23 @@ std::vector<SwapMove> Offloader::OnReserved(const ReserveAnswer& answer, SwapId 
   std::vector<SwapMove> moves;
   std::vector<WrittenBlock> unused;
   Copy copy{.era = batch.era, .request = batch.request};
+  bool granted = false, full = false;
   for (size_t i = 0; i < std::max(batch.nodes.size(), answer.blocks.size()); ++i) {
     const ReservedBlock block = i < answer.blocks.size() ? answer.blocks[i] : ReservedBlock();
     const bool reserved = block.result == ReservedBlock::Result::kReserved;
-    if (i >= batch.nodes.size()) {
+    if (i >= batch.nodes.size() || full) {
       if (reserved) unused.push_back({{}, block.place});
       continue;
     }
     PrefixCache::Node* const node = batch.nodes[i];
+    granted |= reserved;
     if (block.result == ReservedBlock::Result::kPresent) {
       ++counters_.present;
-      blocks_->Unpin(node);
+      Settle(node, batch.era);
+    } else if (block.result == ReservedBlock::Result::kNoRoom && batch.era == era_) {
+      full = true;
+      Postpone(batch, i);
+      continue;
     } else if (!reserved) {
       counters_.refused += answer.status.ok();
       Forget(node, batch.era);
@@ -118,6 +187,7 @@ std::vector<SwapMove> Offloader::OnReserved(const ReserveAnswer& answer, SwapId 
     Close(batch.request);
   }
   if (!unused.empty()) store_->Abort(std::move(unused));
+  if (granted && !full) Retry();
   if (moves.empty()) return moves;
   copying_blocks_ += static_cast<int32_t>(moves.size());
   copies_.emplace(transfer, std::move(copy));
@@ -138,7 +208,7 @@ void Offloader::OnCopied(const SwapEnded& ended) {
   for (size_t i = 0; i < copy.nodes.size(); ++i) {
     if (good) {
       copy.written[i].checksum = ended.checksums[i];
-      blocks_->Unpin(copy.nodes[i]);
+      Settle(copy.nodes[i], copy.era);
     } else {
       Forget(copy.nodes[i], copy.era);
     }
@@ -155,7 +225,8 @@ void Offloader::OnCopied(const SwapEnded& ended) {
 
 void Offloader::ForgetStored() {
   while (!queue_.empty()) DropOldest();
-  ++era_;
+  for (const Entry& entry : std::exchange(no_room_, {})) blocks_->Unpin(entry.node);
+  era_ += 2;
 }
 
 int32_t Offloader::held_blocks() const {

@@ -55,6 +55,15 @@ class OffloaderTest : public ::testing::Test {
     blocks_.CheckInvariants();
   }
 
+  // Of three chains of three blocks eight have room.
+  void Fill() {
+    for (TokenId chain = 0; chain < 3; ++chain) {
+      offloader_.Offer(Compute({10 * chain, 10 * chain + 1, 10 * chain + 2}), 1);
+      Copied(Reserve());
+    }
+    EXPECT_EQ(offloader_.counters().stored, 8);
+  }
+
   BlockManager blocks_{
       {.slab_bytes = Bytes(30), .block_bytes = Bytes(2), .region_slabs = 1, .block_tokens = 2}};
   FakeBlockStore store_{
@@ -137,13 +146,67 @@ TEST_F(OffloaderTest, FailuresGiveThePlaceBackAndMayBeTriedAgain) {
   EXPECT_EQ(Reserve().size(), 2u);
 }
 
-TEST_F(OffloaderTest, FullStoreRefuses) {
-  for (TokenId chain = 0; chain < 3; ++chain) {
-    offloader_.Offer(Compute({10 * chain, 10 * chain + 1, 10 * chain + 2}), 1);
+TEST_F(OffloaderTest, WhatHadNoRoomIsOfferedAgainWhenThereIsSome) {
+  Fill();
+  EXPECT_EQ(offloader_.counters().refused, 0);
+  EXPECT_TRUE(Reserve().empty()) << "one waits";
+  store_.DropOne();
+  store_.DropOne();
+  EXPECT_TRUE(Reserve().empty()) << "and does not ask by itself";
+  offloader_.Offer(Compute({40}), 2);
+  Copied(Reserve());
+  EXPECT_EQ(offloader_.counters().retried, 1);
+  Copied(Reserve());
+  EXPECT_EQ(offloader_.counters().stored, 10);
+}
+
+TEST_F(OffloaderTest, GivesUpWhatHadNoRoomAFewTimes) {
+  Fill();
+  for (TokenId other = 50; other < 52; ++other) {
+    EXPECT_EQ(offloader_.counters().refused, 0);
+    store_.DropOne();
+    offloader_.Offer(Compute({other}), 2);
     Copied(Reserve());
+    EXPECT_TRUE(Reserve().empty()) << "the room was the other's";
   }
-  EXPECT_EQ(offloader_.counters().stored, 8);
+  EXPECT_EQ(offloader_.counters().retried, 2);
   EXPECT_EQ(offloader_.counters().refused, 1);
+  store_.DropOne();
+  store_.DropOne();
+  offloader_.Offer(Compute({60}), 2);
+  Copied(Reserve());
+  EXPECT_TRUE(Reserve().empty());
+}
+
+TEST_F(OffloaderTest, UseOffersAnewWhatHadNoRoom) {
+  Fill();
+  store_.DropOne();
+  offloader_.Offer(last_, 2);
+  EXPECT_EQ(Reserve().size(), 1u);
+}
+
+TEST_F(OffloaderTest, WhatTheStoreHasLostIsOfferedAgain) {
+  offloader_.Offer(Compute({1, 2, 3}), 1);
+  Copied(Reserve());
+  for (int i = 0; i < 3; ++i) store_.DropOne();
+  ASSERT_EQ(store_.blocks(), 0u);
+  offloader_.Offer(last_, 2);
+  EXPECT_TRUE(Reserve().empty()) << "that is not known here";
+  offloader_.OfferLost(last_, 2, 2);
+  offloader_.OfferLost(last_, 2, 2);
+  EXPECT_EQ(offloader_.counters().lost, 2);
+  EXPECT_EQ(Reserve().size(), 2u);
+}
+
+TEST_F(OffloaderTest, WithAWindowBlocksAreOfUseWithoutThoseBefore) {
+  Offloader windowed(&blocks_, &store_, kRoot,
+                     {.queued_blocks = 6, .copying_blocks = 4, .windowed = true});
+  windowed.Offer(Compute({1, 2, 3, 4, 5, 6, 7, 8}), 1);
+  EXPECT_EQ(windowed.counters().dropped, 2);
+  ASSERT_TRUE(windowed.Pump(StoreCallId(1)));
+  store_.AnswerAll();
+  const auto events = store_.TakeEvents();
+  EXPECT_EQ(windowed.OnReserved(std::get<ReserveAnswer>(events.at(0)), SwapId(1)).size(), 4u);
 }
 
 TEST_F(OffloaderTest, CollisionIsRefused) {

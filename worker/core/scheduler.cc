@@ -26,12 +26,13 @@ Scheduler::Scheduler(const SchedulerConfig& config, const TokenBytes* token_byte
       capacity_blocks_(config.capacity_blocks()),
       longest_sequence_(config.LongestSequence()),
       swap_space_(config.swap_blocks),
-      store_(store) {
-  if (store == nullptr) return;
-  PALIMPSEST_CHECK(config.sliding_window == 0);
+      // A token that sees itself alone needs nothing of what was before it.
+      store_(config.sliding_window == 1 ? nullptr : store) {
+  if (store_ == nullptr) return;
   Offloader::Limits limits;
   limits.copying_blocks = std::clamp(capacity_blocks_ / 8, 1, limits.copying_blocks);
-  offloader_.emplace(&blocks_, store, config.root_key, limits);
+  limits.windowed = config.sliding_window > 0;
+  offloader_.emplace(&blocks_, store_, config.root_key, limits);
 }
 
 absl::StatusOr<SequenceId> Scheduler::Add(SequenceRequest request) {
@@ -187,6 +188,7 @@ bool Scheduler::AdmitNext(int32_t& budget) {
     match = blocks_.FindPrefix(absl::MakeConstSpan(sequence.keys).first(reusable), sequence.tokens,
                                config_.sliding_window);
   }
+  if (!sequence.pinned.empty()) blocks_.Narrow(match, FirstNeeded(sequence));
   const auto shared = static_cast<int32_t>(std::count_if(
       match.blocks.begin(), match.blocks.end(), [](BlockId block) { return block != kNullBlock; }));
   const int32_t fresh = std::max(0, config_.PeakBlocks(sequence.size()) - shared);
@@ -220,7 +222,8 @@ bool Scheduler::AdmitNext(int32_t& budget) {
     // With what is being loaded; steps may end before the load is known to have.
     sequence.usage.cached_tokens = sequence.computed;
     counters_.prompt_tokens += sequence.prompt_size;
-    counters_.cached_tokens += sequence.published * config_.geometry.block_tokens;
+    counters_.cached_tokens +=
+        static_cast<int32_t>(match.blocks.size()) * config_.geometry.block_tokens;
   }
   if (!Ready(sequence)) return true;
   const int32_t tokens = Fit(sequence, std::min(sequence.remaining(), budget));

@@ -32,7 +32,9 @@
 // that is expected to end before computing would (load_choice.h), as KV that returns from host
 // memory is: into blocks of its own, after which it is published for others. Until the store has
 // answered others are admitted before the sequence. What fails, or does not have its checksum, is
-// computed. Needs a model without a sliding window.
+// computed. So is what has not come, or not been answered, in the time that computing it would have
+// taken, however long it was expected to take; a load that a step follows is not given up. With a
+// sliding window only those blocks are asked for and loaded that the next token sees.
 //
 // Legal order: each plan with chunks is in flight until its Commit, oldest first, or until Abandon,
 // which ends all of them. Not thread-safe. Does not block.
@@ -49,6 +51,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "common/ids.h"
 #include "worker/core/block_keys.h"
@@ -83,6 +86,8 @@ struct SchedulerCounters {
   int64_t promotions_awaited = 0;
   // Blocks that tier 1 had and that were computed because that was expected to be faster.
   int64_t blocks_recomputed = 0;
+  int64_t late_answers = 0;  // of the store, that were not awaited any more
+  int64_t late_loads = 0;
 };
 
 class Scheduler {
@@ -159,9 +164,11 @@ class Scheduler {
   // is no more than that, and otherwise when all of it is there.
   void SetSwapOverlap(int32_t blocks) { swap_overlap_ = blocks; }
 
-  // Hears what the block store has answered, and goes on with what depends on it. To be called when
-  // it wakes, and before Schedule. True if there was anything.
-  bool PollStore();
+  // Hears what the block store has answered, goes on with what depends on it, and gives up what is
+  // late. To be called when it wakes, at next_give_up(), and before Schedule; times never go back.
+  // True if there was anything.
+  bool PollStore(absl::Time now);
+  absl::Time next_give_up() const;
   void SetLoadCosts(const LoadCosts& costs) { load_costs_ = costs; }
   // Zeros without a store.
   Offloader::Counters offload_counters() const {
@@ -258,6 +265,14 @@ class Scheduler {
   void CheckTransfers(absl::flat_hash_map<BlockId, int32_t>& references) const;
 
   // scheduler_store.cc: what goes to the block store and comes from there.
+  // What of T0 the pinned blocks need before them: from this block on.
+  int32_t FirstNeeded(const Sequence& sequence) const;
+  // How long computing these blocks would take; infinite if that is not known.
+  absl::Duration TimeToCompute(int32_t first_block, int32_t blocks) const;
+  void GiveUpLate();
+  void GiveUpLoad(Sequence& sequence);
+  // How many blocks may be copied in steps that follow them.
+  int32_t Overlap(Transfer::Kind kind, const Sequence& sequence) const;
   void AskAhead();
   // Looks the sequence's prefix up in the store, unless that was done.
   void Ask(Sequence& sequence);
@@ -278,6 +293,7 @@ class Scheduler {
   // Keeps the first so many blocks; no step in flight writes behind them.
   void CutBack(Sequence& sequence, int32_t blocks);
   void Offer(Sequence& sequence);
+  void NoteLost(Sequence& sequence, const AcquireAnswer& answer);
   // It has ended: offers what it leaves, gives back what it holds.
   void LeaveStore(Sequence& sequence, StoreRequestEnd::How how);
   // Tells the store of the end of requests for which nothing is asked or copied any more.
@@ -293,6 +309,8 @@ class Scheduler {
   void ExtendKeys(Sequence& sequence, int32_t blocks);
   void PublishFullBlocks(Sequence& sequence);
   void ReleaseBeforeWindow(Sequence& sequence);
+  // Its blocks up to `count` are not there, and nobody needs them.
+  void SkipTo(Sequence& sequence, int32_t count);
   void ReleaseBlocks(Sequence& sequence);
   void PreemptYoungest();
   void PreemptNow();
@@ -330,6 +348,7 @@ class Scheduler {
   absl::flat_hash_map<StoreCallId, SequenceId> asking_;
   std::vector<StoreRequestEnd> ended_requests_;  // the store has not been told of
   LoadCosts load_costs_;
+  absl::Time now_ = absl::UnixEpoch();  // of the last PollStore
   std::vector<SequenceOutput> outputs_;
   SchedulerCounters counters_;
 };

@@ -44,6 +44,10 @@ struct SchedulerConfig {
 
   // Blocks with max_kv_slabs mapped.
   int32_t capacity_blocks() const { return geometry.BlocksIn(max_kv_slabs); }
+  // Full blocks before a token that it sees; 0: all.
+  int32_t WindowBlocks() const {
+    return sliding_window == 0 ? 0 : geometry.WindowBlocks(sliding_window);
+  }
   // Most blocks that a sequence of `tokens` computed tokens holds at any time.
   int32_t PeakBlocks(int32_t tokens) const;
   // The longest sequence that can run: as configured, or less if max_kv_slabs don't hold it.

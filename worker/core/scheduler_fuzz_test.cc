@@ -15,25 +15,11 @@
 #include "worker/core/fake_model.h"
 #include "worker/core/fake_swap_copier.h"
 #include "worker/core/scheduler.h"
+#include "worker/core/scheduler_oracle.h"
 #include "worker/core/swap_gate.h"
 
 namespace palimpsest {
 namespace {
-
-class LetterTokens : public TokenBytes {
- public:
-  LetterTokens() {
-    for (int i = 0; i < 64; ++i) {
-      std::string text;
-      for (int value = i; value > 0; value /= 3) text += static_cast<char>('a' + value % 3);
-      texts_.push_back(text);
-    }
-  }
-  absl::string_view BytesOf(TokenId token) const override { return texts_.at(token); }
-
- private:
-  std::vector<std::string> texts_;
-};
 
 BlockKey WeakKey(const BlockKey& parent, absl::Span<const TokenId> tokens) {
   uint64_t sum = parent.low;
@@ -44,12 +30,6 @@ BlockKey WeakKey(const BlockKey& parent, absl::Span<const TokenId> tokens) {
 class OpenGate : public ParameterGate {
  public:
   absl::Status AwaitStage(int) override { return absl::OkStatus(); }
-};
-
-struct Expected {
-  std::vector<TokenId> tokens;
-  FinishReason reason = FinishReason::kLength;
-  int32_t trim = 0;
 };
 
 struct Tracked {
@@ -83,7 +63,7 @@ class Simulation {
                 .seed = seed,
                 .failing_percent = Chance(30) ? 20 : 0,
                 .lying_percent = Chance(30) ? 10 : 0}),
-        has_store_(config_.sliding_window == 0 && Chance(70)),
+        has_store_(config_.sliding_window != 1 && Chance(70)),
         scheduler_(config_, &token_bytes_, has_store_ ? &store_ : nullptr,
                    !has_store_ && Chance(30) ? WeakKey : ChainKey) {}
 
@@ -102,6 +82,7 @@ class Simulation {
   int64_t joined_steps() const { return joined_steps_; }
   Offloader::Counters offload_counters() const { return scheduler_.offload_counters(); }
   int64_t lies() const { return store_.lies(); }
+  bool windowed() const { return config_.sliding_window > 0; }
 
  private:
   int Between(int low, int high) { return std::uniform_int_distribution<int>(low, high)(random_); }
@@ -120,7 +101,7 @@ class Simulation {
     config.vocab_size = 50;
     config.max_sequence_tokens = Between(20, 90);
     config.sliding_window = Chance(30) ? Between(1, 20) : 0;
-    config.eos_token_ids = {7};
+    config.eos_token_ids = {kOracleEos};
     config.max_batch_sequences = Between(1, 8);
     config.max_step_tokens = config.max_batch_sequences + Between(0, 24);
     config.queue_capacity = Between(1, 30);
@@ -180,8 +161,8 @@ class Simulation {
     }
     if (Chance(90)) Submit();
     if (Chance(85)) Wait();
-    if (Chance(20)) scheduler_.SetSwapOverlap(Between(0, 20));
-    if (Chance(60)) EndTransfer();
+    if (Chance(20)) scheduler_.SetSwapOverlap(Chance(30) ? 0 : Between(0, 20));
+    if (Chance(ending_percent_)) EndTransfer();
     if (has_store_) RandomStoreStep();
     CollectOutputs();
     scheduler_.CheckInvariants();
@@ -189,7 +170,7 @@ class Simulation {
 
   void RandomStoreStep() {
     if (Chance(80)) store_.AnswerOne();
-    if (Chance(5)) store_.DropOne();
+    if (Chance(10)) store_.DropOne();
     if (Chance(30)) store_.DemoteOne();
     if (Chance(1)) store_.Lose();
     if (Chance(3)) store_.WantPlaces();
@@ -199,13 +180,15 @@ class Simulation {
       scheduler_.SetLoadCosts({.token_seconds = Between(0, 20) * 1e-3,
                                .position_seconds = Between(0, 3) * 1e-4,
                                .block_seconds = Between(0, 5) * 1e-3,
-                               .answer_seconds = Between(0, 5) * 1e-3});
+                               .answer_seconds = Between(0, 5) * 1e-3,
+                               .window_tokens = config_.sliding_window});
     }
     if (Chance(90)) PollStore();
   }
 
   void PollStore() {
-    scheduler_.PollStore();
+    now_ += absl::Milliseconds(Chance(10) ? Between(0, 2000) : Between(0, 2));
+    scheduler_.PollStore(now_);
     StartTransfers();
   }
 
@@ -420,57 +403,11 @@ class Simulation {
     EXPECT_EQ(scheduler_.blocks().live_blocks(), 0);
   }
 
-  Expected ExpectedOf(const SequenceRequest& request) {
-    Expected expected;
-    const auto begin = static_cast<int32_t>(request.prompt.size()) - request.output_offset;
-    const int32_t room = scheduler_.longest_sequence() - begin;
-    const int32_t most =
-        request.params.max_tokens == 0 ? room : std::min(request.params.max_tokens, room);
-    const auto stream =
-        FakeModel::Reference(model_config_, request.prompt, request.output_offset, request.params,
-                             std::max(0, most - request.output_offset));
-    std::vector<TokenId> output(request.prompt.begin() + begin, request.prompt.end());
-    const auto ends = [&] { return Ends(request, output, most, expected); };
-    if (!output.empty() && ends()) return expected;
-    for (TokenId token : stream) {
-      output.push_back(token);
-      expected.tokens.push_back(token);
-      if (ends()) return expected;
-    }
-    ADD_FAILURE() << "the reference has no end";
-    return expected;
-  }
-
-  bool Ends(const SequenceRequest& request, const std::vector<TokenId>& output, int32_t most,
-            Expected& expected) {
-    const auto& stop_ids = request.params.stop_token_ids;
-    const TokenId last = output.back();
-    if ((last == 7 && !request.params.ignore_eos) ||
-        std::find(stop_ids.begin(), stop_ids.end(), last) != stop_ids.end()) {
-      expected.reason = FinishReason::kStopToken;
-      return true;
-    }
-    std::string text;
-    for (TokenId token : output) text.append(std::string(token_bytes_.BytesOf(token)));
-    // The match that is complete first; of those that end together the longest.
-    std::pair<size_t, size_t> first(std::string::npos, 0);  // end, start
-    for (const std::string& stop : request.params.stop) {
-      for (size_t at = text.find(stop); at != std::string::npos; at = text.find(stop, at + 1)) {
-        first = std::min(first, {at + stop.size(), at});
-      }
-    }
-    if (first.first != std::string::npos) {
-      expected.reason = FinishReason::kStopString;
-      expected.trim = static_cast<int32_t>(text.size() - first.second);
-      return true;
-    }
-    return static_cast<int32_t>(output.size()) >= most;
-  }
-
   void Verify(const Tracked& tracked) {
     ASSERT_TRUE(tracked.last.has_value());
     EXPECT_EQ(tracked.last->usage.output_tokens, static_cast<int32_t>(tracked.output.size()));
-    const Expected expected = ExpectedOf(tracked.request);
+    const ExpectedOutput expected =
+        OutputAlone(model_config_, token_bytes_, tracked.request, scheduler_.longest_sequence());
     if (tracked.last->finish == FinishReason::kCancelled) {
       ASSERT_LE(tracked.output.size(), expected.tokens.size());
       ASSERT_TRUE(
@@ -484,6 +421,7 @@ class Simulation {
   }
 
   std::mt19937_64 random_;
+  absl::Time now_ = absl::UnixEpoch();
   const SchedulerConfig config_;
   const FakeModel::Config model_config_;
   std::vector<std::byte> kv_;
@@ -497,6 +435,7 @@ class Simulation {
   FakeBlockStore store_;
   const bool has_store_;
   Scheduler scheduler_;
+  const int ending_percent_ = Chance(30) ? 10 : 60;  // transfers, at each step
   std::map<SequenceId, Tracked> sequences_;
   int64_t moves_ = 0;
   int64_t joined_steps_ = 0;
@@ -509,6 +448,8 @@ TEST(SchedulerFuzz, MemoryThatMovesChangesNoToken) {
   int64_t continued = 0, discarded = 0, preempted_in_flight = 0;
   int64_t swapped = 0, returned = 0, joined = 0, failed = 0;
   int64_t stored = 0, loaded = 0, failed_loads = 0, awaited = 0, recomputed = 0, lies = 0;
+  int64_t windows_stored = 0, windows_loaded = 0, windows_awaited = 0;
+  int64_t late_answers = 0, late_loads = 0, retried = 0, lost = 0;
   for (uint64_t seed = 0; seed < 500; ++seed) {
     SCOPED_TRACE(seed);
     Simulation simulation(seed);
@@ -531,6 +472,15 @@ TEST(SchedulerFuzz, MemoryThatMovesChangesNoToken) {
     awaited += simulation.counters().promotions_awaited;
     recomputed += simulation.counters().blocks_recomputed;
     lies += simulation.lies();
+    if (simulation.windowed()) {
+      windows_stored += simulation.offload_counters().stored;
+      windows_loaded += simulation.counters().blocks_loaded;
+      windows_awaited += simulation.counters().promotions_awaited;
+    }
+    late_answers += simulation.counters().late_answers;
+    late_loads += simulation.counters().late_loads;
+    retried += simulation.offload_counters().retried;
+    lost += simulation.offload_counters().lost;
   }
   // The schedules must have exercised what they are for.
   EXPECT_GT(preemptions, 800);
@@ -550,6 +500,13 @@ TEST(SchedulerFuzz, MemoryThatMovesChangesNoToken) {
   EXPECT_GT(awaited, 50);
   EXPECT_GT(recomputed, 50);
   EXPECT_GT(lies, 50);
+  EXPECT_GT(windows_stored, 3000);
+  EXPECT_GT(windows_loaded, 200);
+  EXPECT_GT(windows_awaited, 50);
+  EXPECT_GT(late_answers, 200);
+  EXPECT_GT(late_loads, 10);
+  EXPECT_GT(retried, 10);
+  EXPECT_GT(lost, 200);
 }
 
 }  // namespace

@@ -47,10 +47,22 @@ void Scheduler::PublishFullBlocks(Sequence& sequence) {
 void Scheduler::ReleaseBeforeWindow(Sequence& sequence) {
   if (config_.sliding_window == 0) return;
   const int32_t first_seen = std::max(0, sequence.computed - config_.sliding_window + 1);
-  for (; sequence.left_window < first_seen / config_.geometry.block_tokens;
-       ++sequence.left_window) {
+  const int32_t first_block = first_seen / config_.geometry.block_tokens;
+  if (sequence.left_window < first_block) Offer(sequence);
+  for (; sequence.left_window < first_block; ++sequence.left_window) {
     BlockId& block = sequence.blocks[sequence.left_window];
     blocks_.Release(std::exchange(block, kNullBlock));
+  }
+}
+
+void Scheduler::SkipTo(Sequence& sequence, int32_t count) {
+  const int32_t size = config_.geometry.block_tokens;
+  for (auto i = static_cast<int32_t>(sequence.blocks.size()); i < count; ++i) {
+    sequence.blocks.push_back(kNullBlock);
+    if (!sequence.cacheable) continue;
+    const auto tokens = absl::MakeConstSpan(sequence.tokens).subspan(i * size, size);
+    sequence.chain = blocks_.Connect(sequence.chain, sequence.keys[i], tokens);
+    sequence.cacheable = sequence.chain != nullptr;
   }
 }
 

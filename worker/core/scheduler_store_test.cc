@@ -1,134 +1,24 @@
 // What the scheduler plans beside a block store: which prefixes are looked up, awaited, loaded or
 // computed, and who waits for it.
-#include <algorithm>
 #include <numeric>
-#include <string>
 #include <utility>
 #include <vector>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "worker/core/fake_block_store.h"
-#include "worker/core/fake_swap_copier.h"
-#include "worker/core/scheduler.h"
+#include "worker/core/scheduler_store_fixture.h"
 
 namespace palimpsest {
 namespace {
 
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
-
-class NoBytes : public TokenBytes {
- public:
-  absl::string_view BytesOf(TokenId) const override { return "x"; }
-};
-
-SchedulerConfig TestConfig(int32_t blocks) {
-  SchedulerConfig config;
-  config.geometry = {.slab_bytes = Bytes(10),
-                     .block_bytes = Bytes(10),
-                     .region_slabs = blocks + 1,
-                     .block_tokens = 4};
-  config.max_kv_slabs = blocks + 1;
-  config.vocab_size = 100;
-  config.max_sequence_tokens = 200;
-  config.max_batch_sequences = 3;
-  config.max_step_tokens = 100;
-  config.root_key = {3, 4};
-  return config;
-}
+using ::testing::Not;
 
 // Keys that collide for blocks whose tokens have the same sum.
 BlockKey SumKey(const BlockKey& parent, absl::Span<const TokenId> tokens) {
   return {parent.low + 1, std::accumulate(tokens.begin(), tokens.end(), parent.low)};
 }
-
-class SchedulerStoreTest : public ::testing::Test {
- protected:
-  explicit SchedulerStoreTest(int32_t blocks = 20, BlockKeyFunction key = ChainKey)
-      : config_(TestConfig(blocks)),
-        kv_(static_cast<size_t>(10 * (blocks + 1))),
-        scheduler_(config_, &token_bytes_, &store_, key) {
-    scheduler_.OnSlabsMapped(AllSlabs());
-  }
-
-  std::vector<RegionIndex> AllSlabs() const {
-    std::vector<RegionIndex> slabs;
-    for (int32_t i = 0; i < config_.geometry.region_slabs; ++i) slabs.push_back(RegionIndex(i));
-    return slabs;
-  }
-
-  static std::vector<TokenId> Tokens(int32_t count, TokenId first = 1) {
-    std::vector<TokenId> tokens(static_cast<size_t>(count));
-    for (int32_t i = 0; i < count; ++i) tokens[i] = (first + 7 * i) % 90;
-    return tokens;
-  }
-
-  SequenceId Add(std::vector<TokenId> prompt, int32_t max_tokens = 1) {
-    SequenceRequest request;
-    request.prompt = std::move(prompt);
-    request.params.max_tokens = max_tokens;
-    return scheduler_.Add(std::move(request)).value();
-  }
-
-  void Transfers() {
-    for (SwapTransfer& transfer : scheduler_.TakeTransfers()) copier_.Start(std::move(transfer));
-    copier_.AwaitAll();
-    for (const SwapEnded& ended : copier_.TakeEnded()) scheduler_.OnTransferEnded(ended);
-  }
-  // The store answers, copies end.
-  void Settle() {
-    for (int i = 0; i < 10; ++i) {
-      store_.AnswerAll();
-      scheduler_.PollStore();
-      Transfers();
-    }
-    scheduler_.CheckInvariants();
-  }
-
-  // One step; the first positions of its chunks.
-  std::vector<int32_t> Step(TokenId token = 99) {
-    std::vector<int32_t> positions;
-    const StepPlan& plan = scheduler_.Schedule();
-    StepResult result;
-    for (const SequenceChunk& chunk : plan.chunks) {
-      positions.push_back(chunk.first_position);
-      result.sampled.emplace_back();
-      if (chunk.sampling != nullptr) result.sampled.back().emplace().token = token;
-    }
-    if (!positions.empty()) scheduler_.Commit(std::move(result));
-    scheduler_.CheckInvariants();
-    return positions;
-  }
-
-  void Ask() {
-    EXPECT_THAT(Step(), IsEmpty());
-    Settle();
-  }
-
-  // T0 forgets everything.
-  void Clear() {
-    Settle();
-    scheduler_.GiveSlabs(config_.geometry.region_slabs);
-    scheduler_.OnSlabsMapped(AllSlabs());
-  }
-
-  // Computes a prompt, which is stored; T0 forgets it.
-  void Remember(std::vector<TokenId> prompt) {
-    Add(std::move(prompt));
-    Ask();
-    EXPECT_THAT(Step(), ElementsAre(0));
-    Clear();
-  }
-
-  const SchedulerConfig config_;
-  NoBytes token_bytes_;
-  std::vector<std::byte> kv_;
-  FakeBlockStore store_{
-      {.block_bytes = Bytes(10), .block_tokens = 4, .capacity_blocks = 50, .seed = 3}};
-  FakeSwapCopier copier_{{.kv = kv_.data(), .block_bytes = Bytes(10)}};
-  Scheduler scheduler_;
-};
 
 TEST_F(SchedulerStoreTest, PrefixComesBackAndTheRestIsComputed) {
   Remember(Tokens(14));
@@ -282,9 +172,8 @@ TEST_F(SchedulerStoreTest, AwaitsWhatALowerTierBringsInTime) {
   Add(Tokens(18));
   Ask();
   EXPECT_EQ(scheduler_.counters().promotions_awaited, 1);
-  Step();
-  Settle();
   ASSERT_THAT(Step(), Not(IsEmpty()));
+  Settle();
   EXPECT_GT(scheduler_.counters().blocks_loaded, 0);
 }
 
@@ -317,7 +206,7 @@ TEST_F(SchedulerStoreTest, PinsAreGivenBackWhenTheirMemoryIsWanted) {
   Ask();
   EXPECT_EQ(store_.held(), 3u) << "there is no room for it";
   store_.WantPlaces();
-  scheduler_.PollStore();
+  scheduler_.PollStore(now_);
   EXPECT_EQ(store_.held(), 0u);
   EXPECT_THAT(Step(), IsEmpty());
   Settle();
@@ -333,7 +222,7 @@ TEST_F(SchedulerStoreTest, CancelledWhileAskingAndWhileLoading) {
     Step();
     if (loading) {
       store_.AnswerAll();
-      scheduler_.PollStore();
+      scheduler_.PollStore(now_);
       Step();
     }
     EXPECT_TRUE(scheduler_.Cancel(id));
@@ -356,6 +245,131 @@ TEST_F(SchedulerStoreTest, LostStoreIsFilledAgain) {
   EXPECT_THAT(Step(), ElementsAre(12)) << "T0 still has it";
   Settle();
   EXPECT_EQ(store_.blocks(), 3u);
+}
+
+// Loading ends before computing would: 16 tokens take 16 ms.
+constexpr LoadCosts kKnown{.token_seconds = 1e-3};
+
+TEST_F(SchedulerStoreTest, AnswerThatIsLateIsNotAwaited) {
+  Remember(Tokens(14));
+  scheduler_.SetLoadCosts(kKnown);
+  Add(Tokens(18));
+  EXPECT_THAT(Step(), IsEmpty());
+  const absl::Time asked = now_;
+  EXPECT_EQ(scheduler_.next_give_up(), asked + absl::Milliseconds(16));
+  now_ = asked + absl::Milliseconds(15);
+  scheduler_.PollStore(now_);
+  EXPECT_THAT(Step(), IsEmpty());
+  now_ = asked + absl::Milliseconds(16);
+  scheduler_.PollStore(now_);
+  EXPECT_THAT(Step(), ElementsAre(0)) << "computed, after as long as that takes";
+  EXPECT_EQ(scheduler_.counters().late_answers, 1);
+  Settle();
+  EXPECT_EQ(store_.held(), 0u) << "what comes later is given back";
+  EXPECT_EQ(store_.open_requests(), 0u);
+}
+
+TEST_F(SchedulerStoreTest, PromotionThatIsLateIsNotAwaited) {
+  Remember(Tokens(14));
+  for (int i = 0; i < 50; ++i) store_.DemoteOne();
+  scheduler_.SetLoadCosts({.token_seconds = 1, .answer_seconds = 1e-3});
+  Add(Tokens(18));
+  Step();
+  store_.AnswerAll();
+  scheduler_.PollStore(now_);
+  ASSERT_EQ(scheduler_.counters().promotions_awaited, 1);
+  EXPECT_THAT(Step(), IsEmpty());
+  now_ += absl::Seconds(16);
+  scheduler_.PollStore(now_);
+  EXPECT_THAT(Step(), ElementsAre(0));
+  EXPECT_EQ(scheduler_.counters().late_answers, 1);
+  Settle();
+  EXPECT_EQ(store_.held(), 0u);
+}
+
+TEST_F(SchedulerStoreTest, LoadOverASlowLinkIsGivenUp) {
+  Remember(Tokens(18));
+  scheduler_.SetLoadCosts(kKnown);
+  for (const bool begun : {true, false}) {
+    SCOPED_TRACE(begun);
+    Add(Tokens(18));
+    Step();
+    store_.AnswerAll();
+    scheduler_.PollStore(now_);
+    EXPECT_THAT(Step(), IsEmpty()) << "four blocks are loaded";
+    if (begun) {
+      for (SwapTransfer& transfer : scheduler_.TakeTransfers()) copier_.Start(std::move(transfer));
+    }
+    EXPECT_EQ(scheduler_.next_give_up(), now_ + absl::Milliseconds(16));
+    now_ += absl::Milliseconds(16);
+    scheduler_.PollStore(now_);
+    EXPECT_THAT(Step(), ElementsAre(0)) << "computed, after as long as that takes";
+    Settle();
+    EXPECT_EQ(store_.held(), 0u);
+    EXPECT_EQ(scheduler_.blocks().live_blocks(), 0);
+    EXPECT_EQ(scheduler_.TakeOutputs().back().usage.cached_tokens, 0);
+    Clear();
+  }
+  EXPECT_EQ(scheduler_.counters().late_loads, 2);
+}
+
+TEST_F(SchedulerStoreTest, RestIsComputedWhileThePrefixIsLoadedIfNobodyElseWaits) {
+  Remember(Tokens(14));
+  scheduler_.SetLoadCosts({.token_seconds = 1e-3, .block_seconds = 1e-3});
+  Add(Tokens(18));
+  Ask();
+  const StepPlan& plan = scheduler_.Schedule();
+  ASSERT_EQ(plan.chunks.size(), 1u);
+  EXPECT_EQ(plan.chunks[0].first_position, 12);
+  EXPECT_TRUE(plan.arriving) << "behind the copies, layer by layer";
+  const auto transfers = scheduler_.TakeTransfers();
+  ASSERT_EQ(transfers.size(), 1u);
+  EXPECT_TRUE(transfers[0].awaited);
+  EXPECT_EQ(transfers[0].moves.size(), 3u);
+  EXPECT_EQ(scheduler_.next_give_up(), absl::InfiniteFuture());
+  for (const SwapTransfer& transfer : transfers) copier_.Start(transfer);
+  copier_.AwaitAll();
+  StepResult result;
+  result.sampled.emplace_back().emplace().token = 1;
+  scheduler_.Commit(std::move(result));
+  for (const SwapEnded& ended : copier_.TakeEnded()) scheduler_.OnTransferEnded(ended);
+  Settle();
+  EXPECT_EQ(scheduler_.counters().blocks_loaded, 3);
+}
+
+TEST_F(SchedulerStoreTest, OthersDoNotWaitForALoad) {
+  Remember(Tokens(14));
+  Add(Tokens(3, 50), 30);
+  EXPECT_THAT(Step(), ElementsAre(0));
+  scheduler_.SetLoadCosts({.token_seconds = 1e-3, .block_seconds = 1e-3});
+  Add(Tokens(18), 5);
+  EXPECT_THAT(Step(), ElementsAre(3));
+  store_.AnswerAll();
+  scheduler_.PollStore(now_);
+  EXPECT_THAT(Step(), ElementsAre(4)) << "while the prefix is loaded";
+  Settle();
+  EXPECT_THAT(Step(), ElementsAre(5, 12));
+}
+
+TEST_F(SchedulerStoreTest, WhatTheStoreLostIsStoredAgainWhenItIsUsed) {
+  Add(Tokens(14));
+  Ask();
+  Step();
+  Settle();
+  ASSERT_EQ(store_.blocks(), 3u);
+  while (store_.blocks() > 0) store_.DropOne();
+  Add(Tokens(14));
+  EXPECT_THAT(Step(), ElementsAre(12)) << "T0 has it";
+  Settle();
+  EXPECT_EQ(store_.blocks(), 0u) << "the answer came too late for this one";
+  Add(Tokens(14), 3);
+  Step();
+  Settle();
+  Step();
+  Step();
+  Settle();
+  EXPECT_EQ(store_.blocks(), 4u) << "with what was generated";
+  EXPECT_EQ(scheduler_.offload_counters().lost, 3);
 }
 
 class SmallSchedulerStoreTest : public SchedulerStoreTest {

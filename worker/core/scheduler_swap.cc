@@ -110,22 +110,17 @@ int32_t Scheduler::LeavingBlocks() const {
 
 void Scheduler::Return(Sequence& sequence, const BlockManager::Match& match) {
   blocks_.Acquire(match);
-  const auto matched = static_cast<int32_t>(match.blocks.size());
   const int32_t size = config_.geometry.block_tokens;
   sequence.blocks = match.blocks;
   sequence.chain = match.node;
-  sequence.published = matched;
+  SkipTo(sequence, sequence.swapped_from);
+  const auto begin = static_cast<int32_t>(sequence.blocks.size());
+  sequence.published = begin;
   sequence.left_window = sequence.swapped_from;
-  // The cache does not find blocks whose beginning it does not know.
-  sequence.cacheable = sequence.left_window == 0;
-  sequence.computed = std::max(sequence.swapped_tokens, matched * size);
+  sequence.computed = std::max(sequence.swapped_tokens, begin * size);
   sequence.submitted = sequence.computed;
   std::vector<SwapMove> moves;
-  for (int32_t i = matched; i < config_.geometry.BlocksFor(sequence.swapped_tokens); ++i) {
-    if (i < sequence.swapped_from) {
-      sequence.blocks.push_back(kNullBlock);
-      continue;
-    }
+  for (int32_t i = begin; i < config_.geometry.BlocksFor(sequence.swapped_tokens); ++i) {
     sequence.blocks.push_back(*blocks_.Allocate());
     moves.push_back({sequence.blocks.back(), sequence.slots[i - sequence.swapped_from]});
   }
@@ -150,7 +145,7 @@ void Scheduler::AddTransfer(Transfer::Kind kind, SwapTransfer::Direction directi
     awaited += other.copy.awaited ? other.copy.moves.size() : 0;
   sequence.transfer = SwapId(next_transfer_++);
   sequence.joins = direction == SwapTransfer::Direction::kIn &&
-                   awaited <= static_cast<size_t>(std::max(0, swap_overlap_));
+                   awaited <= static_cast<size_t>(Overlap(kind, sequence));
   transfers_.push_back({.copy = {.id = sequence.transfer,
                                  .direction = direction,
                                  .awaited = sequence.joins,

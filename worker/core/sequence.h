@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/time/time.h"
 #include "common/ids.h"
 #include "common/strong_int.h"
 #include "common/text/stop_matcher.h"
@@ -133,13 +134,19 @@ struct Sequence {
   };
   bool awaits_store() const { return ask == Ask::kAsked || ask == Ask::kAwaited; }
   Ask ask = Ask::kNone;
-  int32_t asks = 0;                 // since it began to wait
-  StoreCallId store_call;           // if awaits_store()
+  int32_t asks = 0;        // since it began to wait
+  StoreCallId store_call;  // if awaits_store()
+  // Until when the answer or, if kLoading, the copies are awaited.
+  absl::Time give_up = absl::InfiniteFuture();
+  int32_t asked_from = 0;           // blocks that T0 had when the store was asked
   std::vector<PinnedBlock> pinned;  // consecutive blocks from pinned_from on, to be loaded
-  int32_t pinned_from = 0;          // what T0 had when the store was asked
+  int32_t pinned_from = 0;          // asked_from, or more: what lies between is left of the window
   bool known_to_store = false;      // was named in a query
   bool prompt_offered = false;      // for offloading
   int32_t loaded_from = 0;          // kLoading: blocks before this one are there
+  int32_t told_held = 0;            // blocks that T0 has, as the store was told
+  // Of those, what the store has lost, to be offered again.
+  int32_t lost_from = 0, lost_to = 0;
 };
 
 }  // namespace palimpsest

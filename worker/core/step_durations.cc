@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "worker/core/attention_span.h"
 #include "worker/core/check.h"
 
 namespace palimpsest {
@@ -24,9 +25,9 @@ void StepDurations::Submitted(const StepPlan& plan, absl::Time now) {
   Step step{.submitted = now};
   for (const SequenceChunk& chunk : plan.chunks) {
     step.prefill |= chunk.tokens.size() > 1 || chunk.sampling == nullptr;
-    const auto tokens = static_cast<double>(chunk.tokens.size());
     step.tokens += chunk.tokens.size();
-    step.positions += tokens * (chunk.first_position + (tokens - 1) / 2);
+    step.positions +=
+        TokensSeen(chunk.first_position, static_cast<int32_t>(chunk.tokens.size()), window_);
   }
   steps_.push_back(step);
 }

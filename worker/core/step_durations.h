@@ -4,6 +4,7 @@
 #define PALIMPSEST_WORKER_CORE_STEP_DURATIONS_H_
 
 #include <cstddef>
+#include <cstdint>
 #include <deque>
 
 #include "absl/time/time.h"
@@ -13,6 +14,9 @@ namespace palimpsest {
 
 class StepDurations {
  public:
+  // `window`: tokens that a token sees, itself included; 0 for all.
+  explicit StepDurations(int32_t window = 0) : window_(window) {}
+
   // A step was submitted; it is over at the next Ended or Failed that is not an earlier step's.
   void Submitted(const StepPlan& plan, absl::Time now);
   void Ended(const StepTimes& times, absl::Time now);
@@ -23,8 +27,8 @@ class StepDurations {
   double prefill_seconds() const { return prefill_.value; }
   // Of a prefill step, by the tokens in it.
   double prompt_token_seconds() const { return prompt_token_.value; }
-  // The least squares fit of prefill steps' seconds to tokens * token_seconds + (sum of the tokens'
-  // positions) * position_seconds, neither below 0: attention grows with what a token sees.
+  // The least squares fit of prefill steps' seconds to tokens * token_seconds + (sum of what the
+  // tokens see, attention_span.h) * position_seconds, neither below 0.
   struct PrefillFit {
     double token_seconds = 0;
     double position_seconds = 0;
@@ -56,6 +60,7 @@ class StepDurations {
 
   void AddPrefill(double tokens, double positions, double seconds);
 
+  const int32_t window_;
   std::deque<Step> steps_;
   Products products_;
   absl::Time last_end_ = absl::InfinitePast();

@@ -36,6 +36,7 @@ Engine::Engine(const EngineOptions& options, const EngineParts& parts)
       scheduler_(options.scheduler, parts.token_bytes, parts.store),
       kv_target_(options.kv_target),
       last_progress_(parts.clock->Now()),
+      step_durations_(options.scheduler.sliding_window),
       streams_alive_(std::make_shared<std::atomic<int32_t>>(0)),
       idle_since_(parts.clock->Now()) {
   PALIMPSEST_CHECK(options.scheduler.pipeline_depth <= parts.runner->pipeline_depth());
@@ -89,9 +90,11 @@ void Engine::Run() {
       woken_ = false;
     }
     if (RunOnce()) continue;
-    const absl::Duration until_retry = retry_step_at_ - parts_.clock->Now();
-    const absl::Duration sleep =
-        until_retry > absl::ZeroDuration() ? std::min(until_retry, kLongestSleep) : kLongestSleep;
+    const absl::Time now = parts_.clock->Now();
+    absl::Duration sleep = kLongestSleep;
+    for (const absl::Time next : {retry_step_at_, scheduler_.next_give_up()}) {
+      if (next > now) sleep = std::min(sleep, next - now);
+    }
     MutexLock lock(&mutex_);
     if (!woken_) changed_.WaitWithTimeout(&mutex_, sleep);
   }

@@ -62,7 +62,7 @@ void Engine::OnTransfersEnded(const std::vector<SwapEnded>& ended) {
 bool Engine::PollStore() {
   if (parts_.store == nullptr) return false;
   StateLoadCosts();
-  const bool any = scheduler_.PollStore();
+  const bool any = scheduler_.PollStore(parts_.clock->Now());
   StartTransfers();
   return any;
 }
@@ -73,14 +73,17 @@ void Engine::StateLoadCosts() {
   const int64_t recomputed = scheduler_.counters().blocks_recomputed;
   if (std::exchange(blocks_recomputed_, recomputed) < recomputed) load_block_seconds_ *= kForget;
   const StepDurations::PrefillFit fit = step_durations_.prefill_fit();
-  const LoadCosts one{.token_seconds = fit.token_seconds, .position_seconds = fit.position_seconds};
+  const int32_t window = options_.scheduler.sliding_window;
+  const LoadCosts costs{.token_seconds = fit.token_seconds,
+                        .position_seconds = fit.position_seconds,
+                        .block_seconds = load_block_seconds_,
+                        .answer_seconds = parts_.store->answer_seconds(),
+                        .window_tokens = window};
   const int32_t tokens = options_.scheduler.geometry.block_tokens;
-  parts_.store->SetRecompute(ComputeSeconds(one, 0, tokens),
-                             fit.position_seconds * tokens * tokens);
-  scheduler_.SetLoadCosts({.token_seconds = fit.token_seconds,
-                           .position_seconds = fit.position_seconds,
-                           .block_seconds = load_block_seconds_,
-                           .answer_seconds = parts_.store->answer_seconds()});
+  // Behind a window every block costs the same.
+  parts_.store->SetRecompute(ComputeSeconds(costs, window, tokens),
+                             window > 0 ? 0 : fit.position_seconds * tokens * tokens);
+  scheduler_.SetLoadCosts(costs);
 }
 
 void Engine::EndTransfers() {

@@ -299,12 +299,6 @@ absl::StatusOr<BlockKey> WorkerProcess::RootBlockKey() const {
 
 void WorkerProcess::MakeStore(const SchedulerConfig& scheduler) {
   if (!config_.block_store || !memory_->has_tiers()) return;
-  const char* why_not = nullptr;
-  if (scheduler.sliding_window > 0) why_not = "KV of a sliding window stays in T0";
-  if (why_not != nullptr) {
-    Log(LogLevel::kWarning, "the broker's tiers for KV blocks are not used", {{"reason", why_not}});
-    return;
-  }
   BlockStoreClient::Options options;
   options.address = absl::StrCat("unix:", config_.control_socket);
   options.block_bytes = scheduler.geometry.block_bytes;

@@ -5,6 +5,7 @@
 #ifndef PALIMPSEST_BROKER_CORE_BLOCKS_BLOCK_ACTIONS_H_
 #define PALIMPSEST_BROKER_CORE_BLOCKS_BLOCK_ACTIONS_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -103,10 +104,15 @@ struct Elsewhere {
 };
 
 struct AcquireReply {
-  // Pinned for the request: behind the held ones, the leading blocks that are ready in T1.
+  // Pinned for the request: what the longest prefix that is ready in T1 needs behind the held
+  // blocks. The first of them is ids[first].
   std::vector<ArenaLedger::Acquired> blocks;
-  // Behind them, up to the first block that is nowhere.
+  size_t first = 0;
+  // Behind them, up to the first block that is nowhere. With a window at most one, as far as the
+  // longest prefix goes that can be had; expected is when its window could be in T1.
   std::vector<Elsewhere> elsewhere;
+  // Leading ones of the held blocks that lie in some tier, or are on their way there.
+  size_t kept = 0;
   // Nothing of the above is set yet: an AcquireDone with this id will come.
   std::optional<WaitId> wait;
 };

@@ -152,6 +152,9 @@ struct AcquireRequest {
   absl::Span<const cache::BlockType> types;  // of `ids`; shorter or empty: not known
   // The first of them that the session has in T0: used, but not pinned.
   size_t held = 0;
+  // How many blocks before its end a prefix needs; 0: all. What lies before them is used, but not
+  // pinned.
+  size_t window = 0;
   // Brings what continues the prefix up from lower tiers, whether or not somebody waits for it.
   bool promote = false;
   // Later than now: the answer comes when nothing more is on its way, or then. At most longest_wait

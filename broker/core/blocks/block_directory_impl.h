@@ -22,11 +22,18 @@
 #include "absl/container/btree_map.h"
 #include "absl/container/btree_set.h"
 #include "absl/container/flat_hash_map.h"
+#include "absl/functional/function_ref.h"
 #include "absl/types/span.h"
 #include "broker/core/blocks/block_directory.h"
 #include "broker/core/blocks/tenant_blocks.h"
 
 namespace palimpsest::blocks {
+
+// Half-open range of what an Acquire asks for behind the held blocks.
+struct PathPart {
+  size_t begin = 0, end = 0;
+  size_t size() const { return end - begin; }
+};
 
 class BlockDirectory::Impl {
  public:
@@ -102,15 +109,22 @@ class BlockDirectory::Impl {
     size_t waits = 0;
     bool overdue = false;
   };
+  // An Acquire, while it is answered or waits.
   struct Wait {
     SessionId session;
     uint64_t request = 0;
     TenantBlocks* tenant = nullptr;
-    // What is asked for behind the held blocks; the first `acquired.size()` of it are pinned.
-    std::vector<BlockIdentity> ids;
-    std::vector<BlockHandle> path;  // retained
+    size_t held = 0, kept = 0, window = 0;  // as in AcquireRequest and AcquireReply
+    // What is asked for behind the held blocks, the caller's unless somebody waits. Of it `part` is
+    // awaited; the first `acquired.size()` of that are pinned.
+    absl::Span<const BlockIdentity> ids;
+    std::vector<BlockIdentity> kept_ids;  // of one who waits; moved, not copied
+    std::vector<BlockHandle> path;        // retained
+    PathPart part;
     std::vector<ArenaLedger::Acquired> acquired;
     absl::Time deadline;
+
+    size_t next() const { return part.begin + acquired.size(); }
   };
   struct QueuedLoad {
     TenantBlocks* tenant = nullptr;
@@ -176,6 +190,8 @@ class BlockDirectory::Impl {
   std::vector<ArenaLedger::Acquired> Pin(SessionId session, Request& request,
                                          absl::Span<const BlockIdentity> ids,
                                          absl::Span<const BlockHandle> path, bool waited);
+  // In T1 or in a lower tier, or on its way to one of them.
+  bool LiesSomewhere(TenantBlocks& tenant, BlockHandle block);
   // What `Pins.count` counts, of one extent.
   void Unpin(SessionId session, Request& request, const ArenaExtent& extent, uint32_t count);
   // How it ended, as the policies were told.
@@ -189,8 +205,25 @@ class BlockDirectory::Impl {
                       BlockHandle block, absl::Time now);
 
   // Waits (directory_waits.cc).
-  std::vector<Elsewhere> Behind(TenantBlocks& tenant, absl::Span<const BlockIdentity> ids,
-                                absl::Span<const BlockHandle> path);
+  // What the longest prefix needs of the blocks that are asked for, where `there` says which of
+  // them are to be had. Without a window as many as there are, if `there` is what Pin finds.
+  static PathPart Longest(const Wait& wait, absl::FunctionRef<bool(size_t)> there);
+  PathPart LongestReady(const Wait& wait) const;
+  PathPart LongestAnywhere(const Wait& wait);
+  bool CanBeHad(TenantBlocks& tenant, const BlockIdentity& id, BlockHandle block);
+  // What is there now: pins it unless that was done, and gives back what is of no use.
+  AcquireReply Conclude(Wait& wait);
+  void PinPart(Wait& wait, bool waited);
+  void UnpinAcquired(Wait& wait);
+  // When the block could be in T1, if those before it that were added come first.
+  struct Loads {
+    std::vector<Bytes> bytes;  // by tier
+    absl::Duration expected = absl::ZeroDuration();
+  };
+  // The tier that it comes from.
+  TierIndex AddLoad(TenantBlocks& tenant, BlockHandle block, Loads& loads);
+  std::vector<Elsewhere> Behind(const Wait& wait);
+  std::vector<Elsewhere> BehindWindow(const Wait& wait);
   // Whether it is ready, or will be unless something fails.
   bool Coming(TenantBlocks& tenant, BlockHandle block);
   void Promote(TenantBlocks& tenant, absl::Span<const BlockIdentity> ids,
@@ -199,6 +232,9 @@ class BlockDirectory::Impl {
   // Pins what has become ready; answers if nothing more is coming, else waits for the next block.
   void Advance(WaitId id);
   void Answer(WaitId id);
+  AcquireDone NoAnswer(WaitId id) const;
+  Wait TakeWait(WaitId id);
+  static void ReleasePath(const Wait& wait);
   void ForgetWait(WaitId id);
   // And takes back what it has pinned.
   void GiveUpWait(WaitId id);

@@ -129,27 +129,38 @@ absl::StatusOr<AcquireReply> BlockDirectory::Impl::Acquire(SessionId id,
     path = tenant.Find(request.ids);
   }
   const size_t held = std::min(request.held, path.size());
-  Wait wait = {.session = id, .request = request.request, .tenant = &tenant};
+  Wait wait = {.session = id,
+               .request = request.request,
+               .tenant = &tenant,
+               .held = request.held,
+               .window = request.window};
+  while (wait.kept < held && LiesSomewhere(tenant, path[wait.kept])) ++wait.kept;
   wait.path.assign(path.begin() + static_cast<ptrdiff_t>(held), path.end());
   wait.deadline = request.deadline;
   const auto ids = request.ids.subspan(held, wait.path.size());
-  wait.acquired = Pin(id, entry->second, ids, wait.path, false);
-  const size_t ready = wait.acquired.size();
-  if (request.promote || request.deadline > now) {
-    Promote(tenant, ids.subspan(ready), absl::MakeConstSpan(wait.path).subspan(ready),
-            request.deadline > now ? request.deadline : absl::InfiniteFuture(), now);
+  wait.ids = ids;
+  const bool waits = request.deadline > now;
+  wait.part = waits || request.promote ? LongestAnywhere(wait) : LongestReady(wait);
+  PinPart(wait, false);
+  const PathPart missing = {wait.next(), wait.part.end};
+  if (request.promote || waits) {
+    Promote(tenant, ids.subspan(missing.begin, missing.size()),
+            absl::MakeConstSpan(wait.path).subspan(missing.begin, missing.size()),
+            waits ? request.deadline : absl::InfiniteFuture(), now);
   }
   AcquireReply reply;
-  if (request.deadline > now && ready < wait.path.size() && Coming(tenant, wait.path[ready])) {
-    wait.ids.assign(ids.begin(), ids.end());
+  if (waits && missing.size() > 0 && Coming(tenant, wait.path[missing.begin])) {
     reply.wait = AddWait(session, std::move(wait));
   } else {
-    reply.elsewhere =
-        Behind(tenant, ids.subspan(ready), absl::MakeConstSpan(wait.path).subspan(ready));
-    reply.blocks = std::move(wait.acquired);
+    reply = Conclude(wait);
   }
   Pump(now);
   return reply;
+}
+
+bool BlockDirectory::Impl::LiesSomewhere(TenantBlocks& tenant, BlockHandle block) {
+  const PlacedBlock& placed = tenant.At(block);
+  return placed.arena != InArena::kNo || placed.HasCopy() || Coming(tenant, block);
 }
 
 std::vector<ArenaLedger::Acquired> BlockDirectory::Impl::Pin(SessionId session, Request& request,
@@ -222,8 +233,8 @@ absl::Status BlockDirectory::Impl::EndRequest(SessionId id, const RequestEnding&
   }
   while (!request->second.waits.empty()) {
     const WaitId wait = *request->second.waits.begin();
+    actions_.push_back(NoAnswer(wait));
     ForgetWait(wait);
-    actions_.push_back(AcquireDone{.wait = wait, .session = id, .reply = {}});
   }
   const cache::ConversationId conversation = request->second.conversation;
   const BlockHandle tail = request->second.tail;

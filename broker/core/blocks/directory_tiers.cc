@@ -99,7 +99,7 @@ absl::StatusOr<uint64_t> BlockDirectory::Impl::Purge(TenantId id, absl::Time now
     if (open.tenant == &tenant) waits.push_back(wait);
   }
   for (const WaitId wait : waits) {
-    actions_.push_back(AcquireDone{.wait = wait, .session = waits_.at(wait).session, .reply = {}});
+    actions_.push_back(NoAnswer(wait));
     GiveUpWait(wait);
   }
   // The last ones of each sequence first: then nothing hangs on what goes.

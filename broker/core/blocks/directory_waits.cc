@@ -22,31 +22,118 @@ std::optional<TierIndex> BlockDirectory::Impl::BestCopy(TenantBlocks& tenant,
   return best;
 }
 
-std::vector<Elsewhere> BlockDirectory::Impl::Behind(TenantBlocks& tenant,
-                                                    absl::Span<const BlockIdentity> ids,
-                                                    absl::Span<const BlockHandle> path) {
+PathPart BlockDirectory::Impl::Longest(const Wait& wait, absl::FunctionRef<bool(size_t)> there) {
+  const size_t count = wait.path.size();
+  if (wait.window == 0) return {0, count};
+  PathPart longest;
+  size_t present = wait.held;  // blocks at the end of the path that are there
+  for (size_t i = 0; i < count; ++i) {
+    present = there(i) ? present + 1 : 0;
+    if (present >= std::min(wait.window, wait.held + i + 1)) longest.end = i + 1;
+  }
+  longest.begin = longest.end - std::min(longest.end, wait.window);
+  return longest;
+}
+
+PathPart BlockDirectory::Impl::LongestReady(const Wait& wait) const {
+  return Longest(wait, [&](size_t i) {
+    const auto found = ledger_.Find(wait.tenant->id(), wait.ids[i].key);
+    return found.has_value() && found->ready && *found->id == wait.ids[i];
+  });
+}
+
+bool BlockDirectory::Impl::CanBeHad(TenantBlocks& tenant, const BlockIdentity& id,
+                                    BlockHandle block) {
+  const PlacedBlock& placed = tenant.At(block);
+  if (placed.ready() || Coming(tenant, block)) {
+    const auto found = ledger_.Find(tenant.id(), id.key);
+    return found.has_value() ? *found->id == id : placed.id != nullptr && *placed.id == id;
+  }
+  const std::optional<TierIndex> copy = BestCopy(tenant, block);
+  return placed.arena == InArena::kNo && copy.has_value() && LowerOf(*copy).state.serving &&
+         *placed.id == id;
+}
+
+PathPart BlockDirectory::Impl::LongestAnywhere(const Wait& wait) {
+  return Longest(wait, [&](size_t i) { return CanBeHad(*wait.tenant, wait.ids[i], wait.path[i]); });
+}
+
+TierIndex BlockDirectory::Impl::AddLoad(TenantBlocks& tenant, BlockHandle block, Loads& loads) {
+  loads.bytes.resize(lower_.size() + 1);
+  PlacedBlock& placed = tenant.At(block);
+  const TierIndex tier = placed.ready() ? kArenaTier : BestCopy(tenant, block).value_or(kArenaTier);
+  if (tier == kArenaTier) return tier;
+  const Tier& lower = LowerOf(tier);
+  Bytes& bytes = loads.bytes[tier.value()];
+  bytes += placed.CopyIn(tier)->length;
+  loads.expected = lower.state.serving
+                       ? std::max(loads.expected, lower.state.load.Expect(lower.loading + bytes))
+                       : absl::InfiniteDuration();
+  return tier;
+}
+
+std::vector<Elsewhere> BlockDirectory::Impl::Behind(const Wait& wait) {
+  if (wait.window > 0) return BehindWindow(wait);
   std::vector<Elsewhere> runs;
-  std::vector<Bytes> bytes(lower_.size() + 1);  // of the path so far, by tier
-  absl::Duration expected = absl::ZeroDuration();
-  for (size_t i = 0; i < path.size(); ++i) {
-    const PlacedBlock& placed = tenant.At(path[i]);
-    const std::optional<TierIndex> copy = BestCopy(tenant, path[i]);
-    if (!placed.ready() && placed.load == TransferId() && !copy.has_value()) break;
-    if (placed.id != nullptr && *placed.id != ids[i]) break;
-    const TierIndex tier = placed.ready() ? kArenaTier : copy.value_or(kArenaTier);
-    if (tier != kArenaTier) {
-      const Tier& lower = LowerOf(tier);
-      bytes[tier.value()] += tenant.At(path[i]).CopyIn(tier)->length;
-      expected =
-          lower.state.serving
-              ? std::max(expected, lower.state.load.Expect(lower.loading + bytes[tier.value()]))
-              : absl::InfiniteDuration();
+  Loads loads;
+  for (size_t i = wait.next(); i < wait.path.size(); ++i) {
+    const PlacedBlock& placed = wait.tenant->At(wait.path[i]);
+    if (!placed.ready() && placed.load == TransferId() &&
+        !BestCopy(*wait.tenant, wait.path[i]).has_value()) {
+      break;
     }
+    if (placed.id != nullptr && *placed.id != wait.ids[i]) break;
+    const TierIndex tier = AddLoad(*wait.tenant, wait.path[i], loads);
     if (runs.empty() || runs.back().tier != tier) runs.push_back({.tier = tier});
     ++runs.back().blocks;
-    runs.back().expected = expected;
+    runs.back().expected = loads.expected;
   }
   return runs;
+}
+
+std::vector<Elsewhere> BlockDirectory::Impl::BehindWindow(const Wait& wait) {
+  const PathPart longest = LongestAnywhere(wait);
+  if (longest.end <= wait.next()) return {};
+  Loads loads;
+  Elsewhere run = {.tier = kArenaTier, .blocks = static_cast<uint32_t>(longest.end - wait.next())};
+  for (size_t i = longest.begin; i < longest.end; ++i) {
+    run.tier = std::max(run.tier, AddLoad(*wait.tenant, wait.path[i], loads));
+  }
+  run.expected = loads.expected;
+  return {run};
+}
+
+void BlockDirectory::Impl::PinPart(Wait& wait, bool waited) {
+  Request& request = sessions_.at(wait.session).requests.at(wait.request);
+  const PathPart missing = {wait.next(), wait.part.end};
+  const auto more =
+      Pin(wait.session, request, wait.ids.subspan(missing.begin, missing.size()),
+          absl::MakeConstSpan(wait.path).subspan(missing.begin, missing.size()), waited);
+  wait.acquired.insert(wait.acquired.end(), more.begin(), more.end());
+}
+
+void BlockDirectory::Impl::UnpinAcquired(Wait& wait) {
+  Request& request = sessions_.at(wait.session).requests.at(wait.request);
+  for (const ArenaLedger::Acquired& block : std::exchange(wait.acquired, {})) {
+    const auto pins = request.pins.find({block.extent.chunk.value(), block.extent.offset.count()});
+    // Unless the session has released what it was never told of.
+    if (pins != request.pins.end() && pins->second.extent == block.extent) {
+      Unpin(wait.session, request, block.extent, 1);
+    }
+  }
+}
+
+AcquireReply BlockDirectory::Impl::Conclude(Wait& wait) {
+  // Half of a window is of no use, but a shorter prefix may be.
+  if (wait.window > 0 && wait.next() < wait.part.end) {
+    UnpinAcquired(wait);
+    wait.part = LongestReady(wait);
+    PinPart(wait, false);
+  }
+  AcquireReply reply = {.first = wait.held + wait.part.begin, .kept = wait.kept};
+  reply.elsewhere = Behind(wait);
+  reply.blocks = std::move(wait.acquired);
+  return reply;
 }
 
 bool BlockDirectory::Impl::Coming(TenantBlocks& tenant, BlockHandle block) {
@@ -83,8 +170,10 @@ void BlockDirectory::Impl::Promote(TenantBlocks& tenant, absl::Span<const BlockI
 
 WaitId BlockDirectory::Impl::AddWait(Session& session, Wait wait) {
   const WaitId added(++last_wait_);
+  wait.kept_ids.assign(wait.ids.begin(), wait.ids.end());
+  wait.ids = wait.kept_ids;
   for (const BlockHandle block : wait.path) wait.tenant->tree().Retain(block);
-  waiting_[{wait.tenant->id(), wait.path[wait.acquired.size()]}].push_back(added);
+  waiting_[{wait.tenant->id(), wait.path[wait.next()]}].push_back(added);
   wait_deadlines_.insert({wait.deadline, added});
   ++session.waits;
   session.requests.at(wait.request).waits.insert(added);
@@ -94,48 +183,50 @@ WaitId BlockDirectory::Impl::AddWait(Session& session, Wait wait) {
 
 void BlockDirectory::Impl::Advance(WaitId id) {
   Wait& wait = waits_.at(id);
-  Request& request = sessions_.at(wait.session).requests.at(wait.request);
-  const size_t had = wait.acquired.size();
-  const auto more = Pin(wait.session, request, absl::MakeConstSpan(wait.ids).subspan(had),
-                        absl::MakeConstSpan(wait.path).subspan(had), true);
-  wait.acquired.insert(wait.acquired.end(), more.begin(), more.end());
-  const size_t has = wait.acquired.size();
-  if (has == wait.path.size() || !Coming(*wait.tenant, wait.path[has])) {
+  PinPart(wait, true);
+  if (wait.next() == wait.part.end || !Coming(*wait.tenant, wait.path[wait.next()])) {
     Answer(id);
     return;
   }
   // It is not in the list of the block that it waited for: WakeWaits took that.
-  waiting_[{wait.tenant->id(), wait.path[has]}].push_back(id);
+  waiting_[{wait.tenant->id(), wait.path[wait.next()]}].push_back(id);
+}
+
+AcquireDone BlockDirectory::Impl::NoAnswer(WaitId id) const {
+  const Wait& wait = waits_.at(id);
+  return {.wait = id, .session = wait.session, .reply = {.first = wait.held}};
 }
 
 void BlockDirectory::Impl::Answer(WaitId id) {
-  Wait& wait = waits_.at(id);
-  const size_t has = wait.acquired.size();
-  AcquireDone done = {.wait = id, .session = wait.session, .reply = {}};
-  done.reply.elsewhere = Behind(*wait.tenant, absl::MakeConstSpan(wait.ids).subspan(has),
-                                absl::MakeConstSpan(wait.path).subspan(has));
-  done.reply.blocks = wait.acquired;
-  ForgetWait(id);
+  Wait wait = TakeWait(id);
+  AcquireDone done = {.wait = id, .session = wait.session, .reply = Conclude(wait)};
+  ReleasePath(wait);
   actions_.push_back(std::move(done));
 }
 
-void BlockDirectory::Impl::ForgetWait(WaitId id) {
+BlockDirectory::Impl::Wait BlockDirectory::Impl::TakeWait(WaitId id) {
   const auto found = waits_.find(id);
-  Wait& wait = found->second;
-  if (wait.acquired.size() < wait.path.size()) {
-    const auto list = waiting_.find(std::pair(wait.tenant->id(), wait.path[wait.acquired.size()]));
+  Wait wait = std::move(found->second);
+  waits_.erase(found);
+  if (wait.next() < wait.part.end) {
+    const auto list = waiting_.find(std::pair(wait.tenant->id(), wait.path[wait.next()]));
     if (list != waiting_.end()) {
       std::erase(list->second, id);
       if (list->second.empty()) waiting_.erase(list);
     }
   }
-  for (const BlockHandle block : wait.path) wait.tenant->tree().Release(block);
   wait_deadlines_.erase({wait.deadline, id});
   Session& session = sessions_.at(wait.session);
   --session.waits;
   session.requests.at(wait.request).waits.erase(id);
-  waits_.erase(found);
+  return wait;
 }
+
+void BlockDirectory::Impl::ReleasePath(const Wait& wait) {
+  for (const BlockHandle block : wait.path) wait.tenant->tree().Release(block);
+}
+
+void BlockDirectory::Impl::ForgetWait(WaitId id) { ReleasePath(TakeWait(id)); }
 
 void BlockDirectory::Impl::CancelWait(SessionId session, WaitId id, absl::Time now) {
   const auto found = waits_.find(id);
@@ -145,18 +236,9 @@ void BlockDirectory::Impl::CancelWait(SessionId session, WaitId id, absl::Time n
 }
 
 void BlockDirectory::Impl::GiveUpWait(WaitId id) {
-  const Wait& wait = waits_.at(id);
-  const SessionId session = wait.session;
-  Request& request = sessions_.at(session).requests.at(wait.request);
-  const std::vector<ArenaLedger::Acquired> acquired = wait.acquired;
-  ForgetWait(id);
-  // Unless the session has released what it was never told of.
-  for (const ArenaLedger::Acquired& block : acquired) {
-    const auto pins = request.pins.find({block.extent.chunk.value(), block.extent.offset.count()});
-    if (pins != request.pins.end() && pins->second.extent == block.extent) {
-      Unpin(session, request, block.extent, 1);
-    }
-  }
+  Wait wait = TakeWait(id);
+  UnpinAcquired(wait);
+  ReleasePath(wait);
 }
 
 void BlockDirectory::Impl::WakeWaits(TenantBlocks& tenant, BlockHandle block) {
