@@ -129,6 +129,16 @@ class ConversationTest : public ::testing::Test {
                             grpc::InsecureChannelCredentials()));
   }
 
+  static void EmptyT1(v1::BlockAdmin::Stub& admin) {
+    grpc::ClientContext context;
+    context.set_deadline(GrpcTimeout(absl::Seconds(30)));
+    v1::TrimRequest trim;
+    trim.set_tier(v1::TIER_DRAM);
+    v1::TrimResponse trimmed;
+    const grpc::Status status = admin.Trim(&context, trim, &trimmed);
+    EXPECT_TRUE(status.ok()) << status.error_message();
+  }
+
   // How many blocks the hint says to concern.
   static uint64_t Hint(Node& node, const v1::CacheAction& action) {
     grpc::ClientContext context;
@@ -169,13 +179,7 @@ TEST_F(ConversationTest, HintsBringItsBlocksBackAndReleaseThem) {
 
   // Others take T0, and T1 is emptied.
   for (int i = 900; i < 904; ++i) Ask(node, {.tenant = "alpha", .text = LongText(i)});
-  {
-    grpc::ClientContext context;
-    v1::TrimRequest trim;
-    trim.set_tier(v1::TIER_DRAM);
-    v1::TrimResponse trimmed;
-    ASSERT_TRUE(admin->Trim(&context, trim, &trimmed).ok());
-  }
+  EmptyT1(*admin);
   node.Await("the first turn below T1 alone", [&] {
     return watcher.HasNone(v1::TIER_DRAM, blocks) && watcher.Has(v1::TIER_NVME, blocks);
   });
@@ -199,6 +203,24 @@ TEST_F(ConversationTest, HintsBringItsBlocksBackAndReleaseThem) {
     return watcher.HasNone(v1::TIER_DRAM, blocks) && watcher.HasNone(v1::TIER_NVME, blocks);
   });
   EXPECT_GE(watcher.In(v1::TIER_NVME).size(), 50u) << "others' blocks stay";
+  EXPECT_TRUE(node.StopAll().ok());
+}
+
+TEST_F(ConversationTest, ItsBlocksAreBackWhenItIsExpectedToGoOn) {
+  Node node(Options(/*tiers=*/true));
+  node.Start();
+  const auto admin = Admin(node);
+  Watcher watcher(*admin);
+  Node::Request request = Turn(LongText(1));
+  request.hints.set_expected_idle_seconds(8);
+  Ask(node, request);
+  node.Await("the first turn in T1", [&] { return watcher.In(v1::TIER_DRAM).size() >= 50; });
+  const Keys blocks = watcher.In(v1::TIER_DRAM);
+  EmptyT1(*admin);
+  node.Await("the first turn below T1 alone", [&] {
+    return watcher.HasNone(v1::TIER_DRAM, blocks) && watcher.Has(v1::TIER_NVME, blocks);
+  });
+  node.Await("the first turn in T1 again", [&] { return watcher.Has(v1::TIER_DRAM, blocks); });
   EXPECT_TRUE(node.StopAll().ok());
 }
 
