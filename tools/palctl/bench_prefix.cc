@@ -223,9 +223,9 @@ class PrefixBench {
         return Blocks{dram->tenants(0).blocks(), nvme->tenants(0).blocks()};
       }
       if (MonotonicNow() > deadline) {
-        return absl::DeadlineExceededError(absl::StrCat(
-            "the tiers are not at rest for ", absl::FormatDuration(kQuiet), " within ",
-            absl::FormatDuration(kLongestSettling)));
+        return absl::DeadlineExceededError(absl::StrCat("the tiers are not at rest for ",
+                                                        absl::FormatDuration(kQuiet), " within ",
+                                                        absl::FormatDuration(kLongestSettling)));
       }
       absl::SleepFor(kPoll);
     }
