@@ -3,6 +3,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/gpu_list.h"
 #include "common/log_config.h"
+#include "worker/core/head_mass.h"
 
 namespace palimpsest {
 namespace {
@@ -15,6 +16,14 @@ void ReadHeads(ConfigReader reader, WorkerConfig& config) {
   heads.profile = reader.String("profile", "");
   heads.lossy = reader.Bool("lossy", false);
   heads.keep = reader.Double("keep", 0, 1, 1);
+  heads.groups = static_cast<int32_t>(reader.Int("groups", 1, HeadGroups::kMost, 1));
+  heads.demoted_groups = static_cast<int32_t>(reader.Int("demoted_groups", 0, heads.groups - 1, 0));
+  if (heads.groups > 1 && heads.profile.empty()) {
+    reader.Error("groups", "needs a profile of the heads (palctl bench heads --profile FILE)");
+  }
+  if (heads.groups > 1 && config.device == WorkerConfig::Device::kCuda) {
+    reader.Error("groups", "is of the host back-end alone");
+  }
   if (!heads.measured_file.empty() && heads.sample_every == 0) {
     reader.Error("measured_file", "needs sample_every above 0: nothing is measured otherwise");
   }

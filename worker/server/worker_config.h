@@ -81,6 +81,10 @@ struct WorkerConfig {
     std::string profile;
     bool lossy = false;
     double keep = 1;
+    // Blocks go to the tiers in so many parts by groups of heads of like mass (by the profile), and
+    // those of the coldest groups leave tier 1 when a request ends. Lossless.
+    int32_t groups = 1;
+    int32_t demoted_groups = 0;
   };
   Heads heads;
   // Tokens that a client may be behind before it loses its request.

@@ -70,6 +70,12 @@ TEST(WorkerConfig, HeadsAreLeftAloneUnlessAskedAndLossySaysSo) {
               HasSubstr("profile"));
   EXPECT_THAT(std::string(heads("measured_file: heads.json").status().message()),
               HasSubstr("sample_every"));
+  const auto groups = heads("groups: 3, demoted_groups: 1, profile: heads.json");
+  ASSERT_TRUE(groups.ok()) << groups.status();
+  EXPECT_EQ(groups->heads.groups, 3);
+  EXPECT_THAT(std::string(heads("groups: 2").status().message()), HasSubstr("profile"));
+  EXPECT_FALSE(heads("groups: 2, demoted_groups: 2, profile: heads.json").ok())
+      << "the hottest group stays";
   const auto cuda = Read(std::string(kMinimal) +
                          "engine: {device: cuda, heads: {lossy: true, profile: heads.json}}");
   EXPECT_THAT(std::string(cuda.status().message()), HasSubstr("CPU"));

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "common/clock.h"
 #include "common/file.h"
 #include "common/file_lock.h"
@@ -31,6 +32,10 @@ constexpr absl::Duration kDrainSlice = absl::Milliseconds(100);
 constexpr absl::Duration kTurnPatience = absl::Minutes(5);
 // For the last messages of streams that were ended.
 constexpr absl::Duration kLastWrites = absl::Seconds(2);
+
+// Blocks that are being taken apart or put together.
+constexpr Bytes kStagingBytes = MiB(256);
+constexpr int64_t kLeastStagingBlocks = 64;
 
 class OutputTokenBytes final : public TokenBytes {
  public:
@@ -82,6 +87,7 @@ WorkerProcess::~WorkerProcess() {
 
 void WorkerProcess::StopEngine() {
   if (engine_ != nullptr) engine_->Stop();
+  if (grouped_store_ != nullptr) grouped_store_->Stop();
   if (store_ != nullptr) store_->Shutdown();
 }
 
@@ -112,42 +118,6 @@ absl::Status WorkerProcess::LoadModel() {
   tokenizer_ = *std::move(tokenizer);
   token_bytes_ = std::make_unique<OutputTokenBytes>(tokenizer_.get());
   return absl::OkStatus();
-}
-
-absl::Status WorkerProcess::ReadHeads() {
-  const WorkerConfig::Heads& heads = config_.heads;
-  if (model_.latent.has_value() && (heads.sample_every > 0 || heads.lossy)) {
-    return absl::InvalidArgumentError(
-        "engine.heads: the model has latent attention, one vector for all heads: there are no KV "
-        "heads to sample or drop");
-  }
-  if (!heads.lossy) return absl::OkStatus();
-  const auto text = ReadFile(heads.profile, MiB(16));
-  if (!text.ok()) return text.status();
-  const auto profile = HeadProfile::Parse(*text);
-  if (!profile.ok()) return profile.status();
-  absl::Status fits = profile->CheckModel(model_.num_layers, model_.num_kv_heads);
-  if (!fits.ok()) return fits;
-  auto lossy = ChooseLossyHeads(*profile, heads.keep);
-  if (!lossy.ok()) return lossy.status();
-  lossy_heads_ = *std::move(lossy);
-  engine_metrics_.SetLossyHeads(lossy_heads_.count());
-  Log(LogLevel::kWarning, "lossy: this worker drops the far keys of KV heads",
-      {{"heads", lossy_heads_.count()},
-       {"of", profile->mass.size()},
-       {"recent_tokens", lossy_heads_.recent_tokens},
-       {"profile", heads.profile}});
-  return absl::OkStatus();
-}
-
-void WorkerProcess::WriteMeasuredHeads() const {
-  const std::string& file = config_.heads.measured_file;
-  if (file.empty() || engine_ == nullptr || engine_->heads() == nullptr) return;
-  const HeadProfile profile = HeadProfile::Of(engine_->heads()->mass, engine_->heads()->effect,
-                                              rank_model_.num_layers, config_.heads.recent_tokens);
-  const absl::Status status = WriteFileAtomically(file, profile.ToJson());
-  Log(status.ok() ? LogLevel::kInfo : LogLevel::kWarning, "masses of heads written",
-      {{"file", file}, {"samples", profile.samples}, {"status", status}});
 }
 
 absl::Status WorkerProcess::Attach(std::function<void(const absl::Status&)> on_fatal) {
@@ -290,6 +260,10 @@ absl::StatusOr<BlockKey> WorkerProcess::RootBlockKey() const {
     absl::StrAppend(&layout, "/lossy ", lossy_heads_.recent_tokens, " ");
     for (const uint8_t dropped : lossy_heads_.dropped) layout += dropped != 0 ? '1' : '0';
   }
+  // So that every worker with these keys takes blocks apart in the same way.
+  for (const std::vector<int32_t>& group : head_groups_) {
+    absl::StrAppend(&layout, "/heads ", absl::StrJoin(group, ","));
+  }
   return RootKey({.salt = salt,
                   .fingerprint = manifest.fingerprint(),
                   .kv_dtype = manifest.kv_dtype(),
@@ -297,8 +271,8 @@ absl::StatusOr<BlockKey> WorkerProcess::RootBlockKey() const {
                   .block_tokens = static_cast<int32_t>(manifest.kv_block_tokens())});
 }
 
-void WorkerProcess::MakeStore(const SchedulerConfig& scheduler) {
-  if (!config_.block_store || !memory_->has_tiers()) return;
+absl::Status WorkerProcess::MakeStore(const SchedulerConfig& scheduler) {
+  if (!config_.block_store || !memory_->has_tiers()) return absl::OkStatus();
   BlockStoreClient::Options options;
   options.address = absl::StrCat("unix:", config_.control_socket);
   options.block_bytes = scheduler.geometry.block_bytes;
@@ -307,8 +281,45 @@ void WorkerProcess::MakeStore(const SchedulerConfig& scheduler) {
     options.backend = backend_.get();
   }
   options.block_tokens = scheduler.geometry.block_tokens;
+  std::optional<HeadParts> parts;
+  if (!head_groups_.empty()) {
+    if (scheduler.sliding_window > 0) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("engine.heads.groups: expected a model with full attention, got one with a "
+                       "sliding window of ",
+                       scheduler.sliding_window, " tokens; leave its blocks whole"));
+    }
+    auto made = HeadParts::Create(
+        {.layers = model_.num_layers,
+         .kv_heads = model_.num_kv_heads,
+         .block_tokens = options.block_tokens,
+         .row = Bytes(int64_t{model_.head_dim} * KvElementBytes(model_.kv_dtype))},
+        head_groups_);
+    if (!made.ok()) return made.status();
+    parts = *std::move(made);
+    if (parts->block_bytes() != options.block_bytes) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("engine.heads.groups: expected KV blocks of ", parts->block_bytes().count(),
+                       " bytes, which is all heads, got ", options.block_bytes.count()));
+    }
+    options.block_bytes = parts->part_bytes();
+  }
   store_ = std::make_unique<BlockStoreClient>(options, memory_.get());
   memory_->SetArenaListener(store_.get());
+  if (!parts.has_value()) return absl::OkStatus();
+  Log(LogLevel::kInfo, "KV blocks go to the tiers in parts, by groups of heads",
+      {{"groups", parts->count()},
+       {"demoted_groups", config_.heads.demoted_groups},
+       {"block", parts->block_bytes()},
+       {"leaves_tier_1", parts->part_bytes() * config_.heads.demoted_groups}});
+  GroupedBlockStore::Options grouped;
+  grouped.demoted_groups = config_.heads.demoted_groups;
+  grouped.staging_blocks = static_cast<int32_t>(
+      std::max<int64_t>(kLeastStagingBlocks, kStagingBytes / parts->block_bytes()));
+  grouped_store_ =
+      std::make_unique<GroupedBlockStore>(grouped, *std::move(parts), store_.get(), store_.get());
+  grouped_store_->Start();
+  return absl::OkStatus();
 }
 
 absl::StatusOr<ParameterGate*> WorkerProcess::MakeSwap(absl::Span<const ModelMemory> memory,
@@ -376,6 +387,7 @@ absl::Status WorkerProcess::MakeGpuCompute(const ImageLayout& layout,
   options.max_step_tokens = config_.max_step_tokens;
   options.max_sequences = config_.max_batch_sequences;
   options.gemm_cache_file = config_.gemm_cache_file;
+  options.head_sampling = {config_.heads.sample_every, config_.heads.recent_tokens};
   const auto turn = AwaitTurn();
   if (!turn.ok()) return turn.status();
   std::vector<Bytes> before;
@@ -406,8 +418,8 @@ absl::Status WorkerProcess::MakeGpuCompute(const ImageLayout& layout,
 absl::Status WorkerProcess::StartEngine() {
   auto options = MakeEngineOptions();
   if (!options.ok()) return options.status();
-  MakeStore(options->scheduler);
-  absl::Status made = MakeCompute(options->scheduler);
+  absl::Status made = MakeStore(options->scheduler);
+  if (made.ok()) made = MakeCompute(options->scheduler);
   if (!made.ok()) return made;
   options->scheduler.pipeline_depth = runner_->pipeline_depth();
   EngineParts parts;
@@ -416,6 +428,7 @@ absl::Status WorkerProcess::StartEngine() {
   parts.copier = copier_.get();
   parts.swap = swap_.get();
   parts.store = store_.get();
+  if (grouped_store_ != nullptr) parts.store = grouped_store_.get();
   parts.token_bytes = token_bytes_.get();
   parts.metrics = &engine_metrics_;
   parts.clock = &Clock::Real();
@@ -433,6 +446,7 @@ absl::Status WorkerProcess::Serve(std::optional<int> listen_socket) {
   options.router_tokens = *std::move(tokens);
   options.on_drain = [this] { server_.SetDraining(); };
   options.hints = store_.get();
+  if (grouped_store_ != nullptr) options.hints = grouped_store_.get();
   service_ = std::make_unique<WorkerService>(std::move(options), engine_.get(), memory_.get(),
                                              &engine_metrics_);
   const absl::Status status = listen_socket.has_value()

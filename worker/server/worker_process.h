@@ -18,6 +18,7 @@
 #include "common/metrics.h"
 #include "common/text/tokenizer.h"
 #include "worker/blocks/block_store_client.h"
+#include "worker/blocks/grouped_block_store.h"
 #include "worker/core/block_copier.h"
 #include "worker/core/head_profile.h"
 #include "worker/core/model_runner.h"
@@ -67,8 +68,9 @@ class WorkerProcess {
   explicit WorkerProcess(const WorkerConfig& config);
 
   absl::Status LoadModel();
-  // Which heads are dropped, by the profile.
+  // Which heads are dropped and how they are grouped, by the profile.
   absl::Status ReadHeads();
+  absl::Status DivideHeads(const HeadProfile& profile);
   void WriteMeasuredHeads() const;
   absl::Status Attach(std::function<void(const absl::Status&)> on_fatal);
   // Locks that are held while this process takes memory of GPUs beside slabs, so that it can
@@ -84,7 +86,7 @@ class WorkerProcess {
                                           int32_t swap_blocks);
   int32_t SwapBlocks() const;
   // The broker's tiers, if it has any and blocks can go there.
-  void MakeStore(const SchedulerConfig& scheduler);
+  absl::Status MakeStore(const SchedulerConfig& scheduler);
   absl::StatusOr<BlockKey> RootBlockKey() const;
   void StopEngine();
   absl::Status StartEngine();
@@ -98,10 +100,12 @@ class WorkerProcess {
   ModelConfig model_;
   ModelConfig rank_model_;  // what one GPU of several computes
   LossyHeads lossy_heads_;
+  std::vector<std::vector<int32_t>> head_groups_;  // empty: blocks are stored whole
   std::unique_ptr<Tokenizer> tokenizer_;
   std::unique_ptr<TokenBytes> token_bytes_;
   std::unique_ptr<MemoryBackend> backend_;   // null: the host's
   std::unique_ptr<BlockStoreClient> store_;  // null: no tiers; outlives memory_, which calls it
+  std::unique_ptr<GroupedBlockStore> grouped_store_;  // null: blocks are stored whole
   std::unique_ptr<GrpcMemoryClient> memory_;
   std::unique_ptr<SwapCopier> swap_;  // null: preempted sequences are computed again
   std::unique_ptr<SwapGate> swap_gate_;

@@ -120,6 +120,7 @@ Bytes BlockDirectory::Impl::Used(TierIndex tier) const {
 
 void BlockDirectory::Impl::Pump(absl::Time now) {
   BeginQueued(now);
+  DemoteQueued(now);
   PumpChunks(now);
   for (const auto& [id, tenant] : tenants_) KeepArenaFree(*tenant, now);
   for (size_t i = 1; i <= lower_.size(); ++i) {

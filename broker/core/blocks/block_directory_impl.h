@@ -279,6 +279,9 @@ class BlockDirectory::Impl {
   void EndRetention(uint64_t id);
   void DecayRetentions(absl::Time now);
   size_t Demote(TenantBlocks& tenant, absl::Span<const BlockHandle> path, absl::Time now);
+  // Those that waited for copies under way.
+  void DemoteQueued(absl::Time now);
+  bool MayDemote(TenantBlocks& tenant, BlockHandle block) const;
   size_t Forsake(TenantBlocks& tenant, absl::Span<const BlockHandle> path);
 
   // Lower tiers (directory_tiers.cc).
@@ -317,6 +320,8 @@ class BlockDirectory::Impl {
   absl::btree_map<TransferId, Load> loads_;
   absl::btree_map<TransferId, Store> stores_;
   std::deque<QueuedLoad> load_queue_;
+  // What hints have sent below, children first; retained in their trees.
+  std::deque<std::pair<TenantBlocks*, BlockHandle>> demotions_;
 
   absl::btree_map<ArenaChunkId, TenantBlocks*> making_;
   absl::btree_map<ArenaChunkId, absl::Time> revoking_;  // when it began

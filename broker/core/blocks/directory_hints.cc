@@ -7,6 +7,12 @@
 #include "broker/core/blocks/block_directory_impl.h"
 
 namespace palimpsest::blocks {
+namespace {
+
+// That wait for copies under way; what hints name beyond that stays where it is.
+constexpr size_t kMostQueuedDemotions = 1 << 16;
+
+}  // namespace
 
 absl::Status BlockDirectory::Impl::CheckAction(const CacheAction& action) {
   if (action.half_life > absl::ZeroDuration()) return absl::OkStatus();
@@ -133,11 +139,38 @@ size_t BlockDirectory::Impl::Demote(TenantBlocks& tenant, absl::Span<const Block
                                     absl::Time now) {
   size_t done = 0;
   for (size_t i = path.size(); i > 0; --i) {
-    if (!tenant.rank(kArenaTier).IsCandidate(path[i - 1])) continue;
-    LetGo(tenant, path[i - 1], now);
+    const BlockHandle block = path[i - 1];
+    if (demotions_.empty() && MayDemote(tenant, block)) {
+      if (!tenant.rank(kArenaTier).IsCandidate(block)) continue;
+      LetGo(tenant, block, now);
+    } else if (tenant.At(block).arena != InArena::kRanked ||
+               tenant.rank(kArenaTier).pins(block) > 0 ||
+               demotions_.size() >= kMostQueuedDemotions) {
+      continue;
+    } else {
+      tenant.tree().Retain(block);
+      demotions_.emplace_back(&tenant, block);
+    }
     ++done;
   }
   return done;
+}
+
+// Without room for its copy a block would be dropped.
+bool BlockDirectory::Impl::MayDemote(TenantBlocks& tenant, BlockHandle block) const {
+  const PlacedBlock& placed = tenant.At(block);
+  return placed.HasCopy() || placed.store != TransferId() || stores_.size() < options_.max_stores;
+}
+
+void BlockDirectory::Impl::DemoteQueued(absl::Time now) {
+  while (!demotions_.empty()) {
+    const auto [tenant, block] = demotions_.front();
+    if (!MayDemote(*tenant, block)) return;
+    demotions_.pop_front();
+    // Somebody may use it again.
+    if (tenant->rank(kArenaTier).IsCandidate(block)) LetGo(*tenant, block, now);
+    tenant->tree().Release(block);
+  }
 }
 
 // Nothing that somebody uses, or on which other blocks hang.

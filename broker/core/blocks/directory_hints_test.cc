@@ -124,6 +124,19 @@ TEST_F(BlockDirectoryTest, DemotedBlocksGoBelowAndReleasedOnesGoEverywhere) {
   EXPECT_EQ(Acquire(kOne, 1, path).blocks.size(), 1);
 }
 
+TEST_F(BlockDirectoryTest, DemotedBlocksWaitForCopiesUnderWay) {
+  DirectoryOptions options = Options();
+  options.max_stores = 2;
+  Start(1, options);
+  const auto path = Path(1, 6);
+  Write(kOne, path);
+  const BlockHint hint = {.action = {.kind = CacheAction::Kind::kDemote}, .ids = path};
+  EXPECT_EQ(*directory().Hint(kOne, hint, now()), 6);
+  Acquire(kTwo, 1, Path(1, 2));
+  store_->PerformAll();
+  EXPECT_EQ(store_->tiers[kNvme.value()].size(), 4) << "but not what is in use by then";
+}
+
 TEST_F(BlockDirectoryTest, PrefetchedBlocksAreThereWhenTheyAreAskedFor) {
   Start(1);
   PutBelow(Path(1, 3));

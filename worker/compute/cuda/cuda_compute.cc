@@ -61,6 +61,7 @@ absl::StatusOr<CudaCompute> MakeCudaCompute(const ModelConfig& model, const Imag
   runner_options.max_step_tokens = options.max_step_tokens;
   runner_options.max_sequences = options.max_sequences;
   runner_options.gemm_cache_file = options.gemm_cache_file;
+  runner_options.head_sampling = options.head_sampling;
   if (absl::Status status = CheckWorkspace(*rank_config, memory[0], runner_options); !status.ok()) {
     return status;
   }

@@ -11,6 +11,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "worker/core/block_copier.h"
+#include "worker/core/head_sampler.h"
 #include "worker/core/model_runner.h"
 #include "worker/core/swap_copier.h"
 #include "worker/memory/link_pacer.h"
@@ -29,6 +30,8 @@ struct CudaComputeOptions {
   // Matrix products' algorithms, measured once for all processes that name the same file. Made if
   // it is missing. One process at a time may read, extend and replace it: the caller sees to that.
   std::string gemm_cache_file;
+  // Not with latent attention or sliding windows.
+  HeadSampling head_sampling;
 };
 
 struct CudaCompute {

@@ -51,6 +51,9 @@ absl::StatusOr<std::unique_ptr<CudaRunner>> CudaRunner::Create(const ModelConfig
                      config.KvBytes(options.block_tokens).count(),
                      " bytes and a multiple of 16, got blocks of ", memory.kv_block_bytes.count()));
   }
+  if (absl::Status status = CheckHeadSampling(config, options.head_sampling); !status.ok()) {
+    return status;
+  }
   const Bytes needed = WorkspaceBytes(config, memory.kv_block_bytes, options);
   if (memory.workspace < memory.kv || memory.workspace_bytes < needed) {
     return absl::InvalidArgumentError(
@@ -68,6 +71,7 @@ CudaRunner::CudaRunner(const ModelConfig& config, ParameterGate* gate,
       gate_(gate),
       options_(options),
       ladder_(DecodeLadder(options.max_sequences)),
+      head_sampler_(options.head_sampling),
       timing_interval_(options.timing_interval) {}
 
 CudaRunner::~CudaRunner() {
@@ -77,7 +81,7 @@ CudaRunner::~CudaRunner() {
   graphs_.reset();
   rotating_.reset();
   for (Flight& flight : flights_) {
-    for (std::byte* memory : {flight.staging, flight.prefill_ints, flight.results}) {
+    for (std::byte* memory : {flight.staging, flight.prefill_ints, flight.results, flight.heads}) {
       if (memory != nullptr) cudaFreeHost(memory);
     }
     for (cudaEvent_t event : {flight.begin, flight.sampling, flight.done}) {
@@ -138,6 +142,7 @@ absl::Status CudaRunner::AllocateHost() {
     allocate(flight.staging, (MaxStagingBytes(packer_options_) + 15) / 16 * 16);
     if (!config_.latent.has_value()) allocate(flight.prefill_ints, kPrefillIntBytes);
     allocate(flight.results, ResultLayout::For(options_.max_sequences).bytes);
+    if (SamplesHeads()) allocate(flight.heads, 2 * heads() * sizeof(float));
     status.Update(CudaStatus(cudaEventCreate(&flight.begin), "event"));
     status.Update(CudaStatus(cudaEventCreate(&flight.sampling), "event"));
     status.Update(CudaStatus(cudaEventCreate(&flight.done), "event"));
@@ -287,6 +292,7 @@ absl::Status CudaRunner::Submit(const StepPlan& plan) {
   Flight& flight = flights_[submitted_ % flights_.size()];
   const int32_t graph_rows = GraphRows(plan);
   packer_->Pack(plan, previous, graph_rows, flight.staging, flight.step);
+  if (flight.step.counts.prefills > 0) ChooseHeadSample(plan, flight.step);
   flight.logprobs.clear();
   for (const SequenceChunk& chunk : plan.chunks) {
     flight.logprobs.push_back(chunk.sampling != nullptr ? chunk.sampling->params.logprobs : -1);
@@ -296,6 +302,14 @@ absl::Status CudaRunner::Submit(const StepPlan& plan) {
   if (!refused_) TellRanks(flight.status);
   ++submitted_;
   return absl::OkStatus();
+}
+
+void CudaRunner::ChooseHeadSample(const StepPlan& plan, PackedStep& step) {
+  const std::optional<int32_t> chunk = head_sampler_.Choose(plan);
+  if (!chunk.has_value()) return;
+  const SequenceChunk& sampled = plan.chunks[static_cast<size_t>(*chunk)];
+  step.sampled_chunk = *chunk;
+  step.sampled_tokens = sampled.first_position + static_cast<int32_t>(sampled.tokens.size());
 }
 
 absl::Status CudaRunner::AwaitOnStream(int stage) {
@@ -383,6 +397,12 @@ absl::Status CudaRunner::LaunchEager(Flight& flight) {
   }
   StepHooks hooks(*this, flight);
   absl::Status status = forward_->Enqueue(step, prefill, flight.prefill_ints, hooks, stream_);
+  if (status.ok() && step.sampled_chunk >= 0) {
+    status =
+        CudaStatus(cudaMemcpyAsync(flight.heads, forward_->head_sample(),
+                                   2 * heads() * sizeof(float), cudaMemcpyDeviceToHost, stream_),
+                   "copy the sample of heads");
+  }
   if (!status.ok()) status.Update(rotating_->Abandon(stream_));
   return status;
 }
@@ -440,6 +460,11 @@ StepResult CudaRunner::ReadResult(const Flight& flight) const {
   StepResult result;
   result.graph = flight.graph;
   result.rotation_bytes = flight.rotated;
+  if (flight.step.sampled_chunk >= 0) {
+    const auto* shares = reinterpret_cast<const float*>(flight.heads);
+    result.head_sample.shares.assign(shares, shares + heads());
+    result.head_sample.effects.assign(shares + heads(), shares + 2 * heads());
+  }
   result.sampled.resize(flight.step.slots.size());
   for (size_t c = 0; c < flight.step.slots.size(); ++c) {
     const int32_t slot = flight.step.slots[c];

@@ -101,6 +101,7 @@ class CudaRunner final : public ModelRunner {
     std::byte* staging = nullptr;  // pinned, as are the others
     std::byte* prefill_ints = nullptr;
     std::byte* results = nullptr;
+    std::byte* heads = nullptr;  // a sample, shares, then effects; null: none are taken
     cudaEvent_t begin = nullptr;
     cudaEvent_t sampling = nullptr;
     cudaEvent_t done = nullptr;
@@ -134,6 +135,12 @@ class CudaRunner final : public ModelRunner {
   absl::Status CopyStep(const Flight& flight) const;
   absl::Status LaunchGraph(cudaGraphExec_t executable);
   absl::Status LaunchEager(Flight& flight);
+  bool SamplesHeads() const { return options_.head_sampling.every > 0; }
+  // Of a step with prompt chunks.
+  void ChooseHeadSample(const StepPlan& plan, PackedStep& step);
+  size_t heads() const {
+    return static_cast<size_t>(config_.num_layers) * static_cast<size_t>(config_.num_kv_heads);
+  }
   StepResult ReadResult(const Flight& flight) const;
   // Since the step before it.
   absl::Duration ReadStall(const Flight& flight);
@@ -150,6 +157,7 @@ class CudaRunner final : public ModelRunner {
   std::unique_ptr<RotatingLayers> rotating_;
   std::unique_ptr<DecodeGraphs> graphs_;           // null: every step runs kernel by kernel
   std::unique_ptr<DecodeGraphs> rotation_graphs_;  // the same, while layers rotate
+  HeadSampler head_sampler_;
   std::array<Flight, kMaxPipelineDepth> flights_;
   int64_t submitted_ = 0;
   int64_t finished_ = 0;

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "worker/compute/cuda/collective.h"
+#include "worker/core/head_sampler.h"
 
 namespace palimpsest::cuda {
 
@@ -29,6 +30,9 @@ struct CudaRunnerOptions {
   bool fused_decode = true;
   // Steps of up to this many rows use fused products, which Hopper has; up to 32.
   int32_t max_fused_rows = 32;
+  // Steps with prompt chunks alone are counted and sampled, so that graphs stay as they are. Not
+  // with latent attention or sliding windows; of a rank, its own heads.
+  HeadSampling head_sampling;
   // Of a rank of a tensor-parallel model, whose config is then RankConfig's; outlives the runner.
   Collective* collective = nullptr;
 };

@@ -60,6 +60,7 @@ class Forward {
   absl::Status Enqueue(const PackedStep& step, const PrefillShape& prefill, void* pinned,
                        ForwardHooks& hooks, cudaStream_t stream);
 
+  const float* head_sample() const { return context_.At<float>(context_.places.head_sample); }
   std::byte* staging() const { return context_.At<std::byte>(context_.places.staging); }
   const std::byte* results() const { return context_.At<std::byte>(context_.places.results); }
   // Its total goes with the results.

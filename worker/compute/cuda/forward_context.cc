@@ -76,6 +76,10 @@ ForwardPlaces ForwardPlaces::For(const ModelConfig& config, const ForwardOptions
   p.zeros = place(static_cast<size_t>(tiles) * 4);
   p.arrivals = place(samples * static_cast<size_t>(config.num_kv_heads) * 4);
   p.results = place(ResultLayout::For(options.max_sequences).bytes);
+  // Shares, then effects.
+  p.head_sample = place(latent ? 0
+                               : static_cast<size_t>(config.num_layers) *
+                                     static_cast<size_t>(config.num_kv_heads) * 2 * 4);
   const auto partial_rows = static_cast<size_t>(options.latent_partial_rows);
   p.partial_output = place(latent ? partial_rows * rank * 2 : tiles * attention * 2);
   p.partial_lse = place(latent ? partial_rows * 4 : tiles * heads * 4);

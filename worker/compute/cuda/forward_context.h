@@ -34,6 +34,8 @@ struct ForwardOptions {
   std::string gemm_cache_file;
   // Kernels for decodes that are loaded.
   std::vector<DecodeKernel> decode_kernels;
+  // Of a token that heads are sampled over; steps say which one that is.
+  int32_t sampled_recent_tokens = 0;
   // DecodeKernel::kCudaCores stands for the kernel of fused_decode.h; needs `hopper`.
   bool fused_decode = false;
   int32_t multiprocessors = 0;
@@ -62,7 +64,8 @@ struct ResultLayout {
 struct ForwardPlaces {
   size_t staging, waiting, input_tokens, rotations, frequencies, counting, zeros, arrivals,
       residual, normalized, wide, compact, sampled_hidden, logits, logit_parts, results,
-      partial_output, partial_lse, fused_partials, prefill_ints, prefill_floats, gemm, branch, end;
+      partial_output, partial_lse, fused_partials, prefill_ints, prefill_floats, gemm, branch,
+      head_sample, end;
   // Inside `wide`: attention's output behind qkv, the activation's behind gate and up. With latent
   // attention what is between: queries, unless they are in qkv, and queries in the latents' space.
   size_t queries, absorbed, attention, activated;

@@ -1,6 +1,6 @@
-// Checks the GPU runner on the GPU machine: norms of every width, logits against a reference, equal
-// results when plans are replayed or pipelined, harmless padding rows, sampling against
-// worker/core/sampling.h.
+// Checks the GPU runner on the GPU machine: norms of every width, samples of heads, logits against
+// a reference, equal results when plans are replayed or pipelined, harmless padding rows, sampling
+// against worker/core/sampling.h.
 //
 //   gpu_check --reference FILE [--gemm-cache FILE] [--tp GPUS] [--out FILE] [--short] [--rotation]
 //
@@ -21,6 +21,7 @@
 #include "CLI/CLI.hpp"
 #include "nlohmann/json.hpp"
 #include "worker/compute/cuda/gpu_model.h"
+#include "worker/compute/cuda/head_sample_check.h"
 #include "worker/compute/cuda/logits_check.h"
 #include "worker/compute/cuda/norm_check.h"
 #include "worker/compute/cuda/rotation_check.h"
@@ -51,6 +52,7 @@ Json RunAll(GpuModel& model, GpuModel* one, GpuModel* wide, const Json& referenc
   SteppingCheck stepping(model, reference["tokens"].get<std::vector<TokenId>>(), kBlockTokens);
   if (brief) stepping.Shorten();
   add("norms", CheckNorms());
+  add("head_samples", CheckHeadSamples());
   add("decode_logits", logits.DecodeLogits(1));
   add("batch_logits", logits.DecodeLogits(20));
   add("prefill_logits", logits.PrefillLogits());

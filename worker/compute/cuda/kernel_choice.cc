@@ -2,9 +2,11 @@
 
 #include <algorithm>
 
+#include "absl/strings/str_cat.h"
 #include "worker/compute/cuda/attention.h"
 #include "worker/compute/cuda/decode_plan.h"
 #include "worker/compute/cuda/fused_decode.h"
+#include "worker/compute/cuda/head_sample.h"
 #include "worker/compute/cuda/latent_plan.h"
 #include "worker/compute/cuda/skinny_gemm.h"
 
@@ -99,11 +101,33 @@ ForwardOptions MakeForwardOptions(const ModelConfig& config, const PackerOptions
   forward.gemm_cache_file = options.gemm_cache_file;
   forward.overlap_launches = options.overlap_launches;
   forward.collective = options.collective;
+  forward.sampled_recent_tokens = options.head_sampling.recent_tokens;
   if (packer.cuda_cores) forward.decode_kernels.push_back(DecodeKernel::kCudaCores);
   if (packer.tensor_cores) forward.decode_kernels.push_back(DecodeKernel::kTensorCores);
   if (packer.masked) forward.decode_kernels.push_back(DecodeKernel::kMasked);
   forward.max_fused_rows = fusible ? std::min(options.max_fused_rows, kSkinnyGemmMaxTokens) : 0;
   return forward;
+}
+
+absl::Status CheckHeadSampling(const ModelConfig& config, const HeadSampling& sampling) {
+  if (sampling.every == 0) return absl::OkStatus();
+  bool windows = false;
+  for (int32_t layer = 0; layer < config.num_layers; ++layer) {
+    windows = windows || config.WindowOf(layer) != INT32_MAX;
+  }
+  if (sampling.every > 0 && sampling.recent_tokens > 0 && !config.latent.has_value() && !windows &&
+      config.head_dim % 32 == 0 && config.head_dim <= kMostSampledHeadDim) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      "samples of heads on a GPU: expected every so many steps and recent tokens above 0, full "
+      "attention without latents or sliding windows, and heads of a multiple of 32 up to ",
+      kMostSampledHeadDim, "; got every ", sampling.every, " steps and ", sampling.recent_tokens,
+      " tokens of a model with ",
+      config.latent.has_value() ? "latents"
+      : windows                 ? "windows"
+                                : "full attention",
+      " and heads of ", config.head_dim));
 }
 
 int32_t MaxTiles(const PackerOptions& packer) {

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "common/bytes.h"
 #include "worker/compute/cuda/cuda_runner_options.h"
 #include "worker/compute/cuda/forward_context.h"
@@ -25,6 +26,9 @@ PackerOptions MakePackerOptions(const ModelConfig& config, Bytes kv_block_bytes,
 
 ForwardOptions MakeForwardOptions(const ModelConfig& config, const PackerOptions& packer,
                                   const CudaRunnerOptions& options, bool hopper);
+
+// InvalidArgument if heads of this model can't be sampled.
+absl::Status CheckHeadSampling(const ModelConfig& config, const HeadSampling& sampling);
 
 // Tiles of the largest decode step; 0 with latent attention.
 int32_t MaxTiles(const PackerOptions& packer);

@@ -7,8 +7,10 @@
 
 #include "common/cuda/status.h"
 #include "worker/compute/cpu/rope.h"
+#include "worker/compute/cuda/head_sample.h"
 #include "worker/compute/cuda/kernels.h"
 #include "worker/compute/cuda/whole_prefill.h"
+#include "worker/core/far_keys.h"
 
 namespace palimpsest::cuda {
 
@@ -235,7 +237,37 @@ absl::Status LayerAttention::Run(int32_t layer, const PackedStep& step, const Pr
   if (status.ok() && step.counts.prefills > 0) {
     status = Prefill(layer, kv, queries, step, prefill, stream);
   }
+  if (status.ok() && step.sampled_chunk >= 0) {
+    status = SampleHeads(layer, kv, queries, step, stream);
+  }
   return status;
+}
+
+absl::Status LayerAttention::SampleHeads(int32_t layer, const PagedKv& kv, const Queries& queries,
+                                         const PackedStep& step, cudaStream_t stream) {
+  const ModelConfig& config = context_.config;
+  const auto chunk = static_cast<size_t>(step.sampled_chunk);
+  HeadSampleArgs args;
+  args.query = static_cast<const uint16_t*>(queries.query) +
+               int64_t{step.last_rows[chunk]} * queries.query_stride;
+  args.keys = kv.keys;
+  args.values = kv.values;
+  args.e4m3 = kv.e4m3;
+  args.page_stride = kv.page_stride;
+  args.blocks = kv.indices + step.first_blocks[chunk];
+  args.block_tokens = kv.block_tokens;
+  args.tokens = step.sampled_tokens;
+  args.far_begin = kFarKeyTile;
+  args.far_end = FarKeysEnd(step.sampled_tokens - 1, context_.options.sampled_recent_tokens);
+  args.kv_heads = kv.kv_heads;
+  args.group = queries.heads / kv.kv_heads;
+  args.head_dim = kv.head_dim;
+  args.scale = queries.scale;
+  args.soft_cap = queries.soft_cap;
+  auto* results = context_.At<float>(context_.places.head_sample);
+  args.shares = results + int64_t{layer} * kv.kv_heads;
+  args.effects = args.shares + int64_t{config.num_layers} * kv.kv_heads;
+  return CudaStatus(cuda::SampleHeads(args, stream), "sample heads");
 }
 
 }  // namespace palimpsest::cuda

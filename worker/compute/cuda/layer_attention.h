@@ -51,6 +51,9 @@ class LayerAttention {
                       cudaStream_t stream);
   absl::Status Prefill(int32_t layer, PagedKv kv, Queries queries, const PackedStep& step,
                        const PrefillShape& prefill, cudaStream_t stream);
+  // The layer's heads, over the token that the step says.
+  absl::Status SampleHeads(int32_t layer, const PagedKv& kv, const Queries& queries,
+                           const PackedStep& step, cudaStream_t stream);
   // A layer's window, or 0.
   int32_t WindowOf(int32_t layer) const;
   PrefillBuffers BuffersOfPrefill(void* pinned, bool windowed) const;

@@ -307,6 +307,9 @@ void StepPacker::Pack(const StepPlan& plan, absl::Span<const int32_t> previous_s
   lengths_.clear();
   latent_sequences_.clear();
   first_rows_.assign(plan.chunks.size(), 0);
+  step.first_blocks.assign(plan.chunks.size(), 0);
+  step.last_rows.assign(plan.chunks.size(), 0);
+  step.sampled_chunk = -1;
   Writer writer(options_, buffer, step);
   const StagingLayout& at = step.layout;
 
@@ -324,6 +327,7 @@ void StepPacker::Pack(const StepPlan& plan, absl::Span<const int32_t> previous_s
     plain = plain && PlainDecode(plan.chunks[c]);
     first_rows_[c] = row;
     writer.Rows(plan.chunks[c], previous_slots, row);
+    step.first_blocks[c] = writer.used();
     latent_sequences_.push_back({row, 1, writer.used(), Past(plan.chunks[c])});
     decode(writer.Blocks(plan.chunks[c]));
   }
@@ -350,6 +354,7 @@ void StepPacker::Pack(const StepPlan& plan, absl::Span<const int32_t> previous_s
     if (TakenByDecode(chunk)) continue;
     first_rows_[c] = row;
     writer.Rows(chunk, previous_slots, row);
+    step.first_blocks[c] = writer.used();
     latent_sequences_.push_back(
         {row, static_cast<int32_t>(chunk.tokens.size()), writer.used(), Past(chunk)});
     const int32_t tokens = writer.Blocks(chunk);
@@ -376,9 +381,10 @@ void StepPacker::Pack(const StepPlan& plan, absl::Span<const int32_t> previous_s
   int32_t slot = 0;
   for (size_t c = 0; c < plan.chunks.size(); ++c) {
     const SequenceChunk& chunk = plan.chunks[c];
+    step.last_rows[c] = first_rows_[c] + static_cast<int32_t>(chunk.tokens.size()) - 1;
     if (chunk.sampling == nullptr && graph_rows == 0) continue;
     if (chunk.sampling != nullptr) step.slots[c] = slot;
-    writer.Sample(chunk, slot++, first_rows_[c] + static_cast<int32_t>(chunk.tokens.size()) - 1);
+    writer.Sample(chunk, slot++, step.last_rows[c]);
   }
   for (; slot < step.counts.samples; ++slot) writer.Sample(SequenceChunk(), slot, slot);
   step.bytes = at.ints + static_cast<size_t>(writer.used()) * 4;

@@ -104,6 +104,13 @@ struct PackedStep {
   std::vector<int32_t> prefill_tokens;
   // For each chunk of the plan its row in the results, or -1.
   std::vector<int32_t> slots;
+  // For each chunk the row of its last token, and where its blocks begin in the buffer's integers.
+  std::vector<int32_t> last_rows;
+  std::vector<int32_t> first_blocks;
+  // The chunk whose last token heads are sampled over, and the tokens that it sees; -1: none. Not
+  // of the packer.
+  int32_t sampled_chunk = -1;
+  int32_t sampled_tokens = 0;
 };
 
 class StepPacker {

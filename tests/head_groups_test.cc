@@ -1,0 +1,130 @@
+// KV blocks that go down in parts, by groups of KV heads, through real processes: the cold parts
+// lie below tier 1 while the hot ones stay, and the second turn has the tokens of a node without
+// tiers.
+#include <iostream>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "common/file.h"
+#include "gtest/gtest.h"
+#include "tests/node.h"
+#include "worker/core/head_profile.h"
+
+namespace palimpsest {
+namespace {
+
+// Longer than the KV slabs of the quota hold beside another one.
+std::string LongText(int number) {
+  std::string text = absl::StrCat("Story ", number, ". ");
+  while (text.size() < 900) {
+    absl::StrAppend(&text, "In year ", 1000 + 37 * number + text.size(), " it rained. ");
+  }
+  return text;
+}
+
+Node::Request Ask(const std::string& text, int max_tokens = 24) {
+  return {.tenant = "alpha", .text = text, .max_tokens = max_tokens};
+}
+
+class HeadGroupsTest : public ::testing::Test {
+ protected:
+  // Of the nodes' model.
+  static HeadProfile Profile() {
+    HeadProfile profile;
+    profile.layers = 8;
+    profile.kv_heads = 2;
+    profile.recent_tokens = 256;
+    profile.samples = 1;
+    for (int head = 0; head < 16; ++head) {
+      profile.mass.push_back(static_cast<float>(head * 7 % 16) / 16);
+    }
+    profile.effect = profile.mass;
+    return profile;
+  }
+
+  static std::vector<Node::Request> Requests() {
+    return {Ask(LongText(1)), Ask(LongText(1) + " What happened then? ")};
+  }
+
+  // What a node without tiers answers.
+  static std::vector<Generation> Calm() {
+    Node node(Options("", ""));
+    node.Start();
+    std::vector<Generation> answers;
+    for (const Node::Request& request : Requests()) answers.push_back(node.Generate(request));
+    return answers;
+  }
+
+  // So that T0 has nothing of earlier requests.
+  static void Evict(Node& node) {
+    for (int i = 900; i < 904; ++i) {
+      EXPECT_TRUE(node.Generate(Ask(LongText(i), 8)).status.ok());
+    }
+  }
+
+  static NodeOptions Options(const std::string& heads, const std::string& tier_one) {
+    NodeOptions options;
+    options.tenants = {{.name = "alpha", .quota_slabs = Node::kImageSlabs + 5}};
+    options.pool_slabs = Node::kImageSlabs + 5;
+    options.engine = {"kv_low_water_slabs: 0", "kv_high_water_slabs: 4"};
+    if (heads.empty()) return options;
+    const std::string file = ::testing::TempDir() + "head_profile.json";
+    EXPECT_TRUE(WriteFileAtomically(file, Profile().ToJson()).ok());
+    options.engine.push_back(absl::StrCat("heads: {profile: ", file, ", ", heads, "}"));
+    options.tiers = {absl::StrCat("dram: {bytes: ", tier_one, ", chunk_bytes: 4 MiB}"),
+                     "nvme: {bytes: 256 MiB, path: blocks}", "staging: 16 MiB", "policy: lru"};
+    return options;
+  }
+
+  static void ExpectSame(const Generation& expected, const Generation& got) {
+    ASSERT_TRUE(got.status.ok()) << got.status;
+    EXPECT_TRUE(SameTokens(NodeBackend::kHost, expected, got));
+  }
+
+  // Alpha's row of a tier; empty until it has one.
+  static v1::TenantTier Row(Node& node, const std::string& tier) {
+    const auto status = node.BrokerStatus();
+    if (!status.ok()) return {};
+    for (const v1::TierMemory& memory : status->tiers()) {
+      if (memory.tier() == tier && memory.tenants_size() > 0) return memory.tenants(0);
+    }
+    return {};
+  }
+};
+
+TEST_F(HeadGroupsTest, BlocksComeBackFromTheirParts) {
+  const std::vector<Generation> calm = Calm();
+  Node node(Options("groups: 4, demoted_groups: 3", "64 MiB"));
+  node.Start();
+  ExpectSame(calm[0], node.Generate(Requests()[0]));
+  // 56 full blocks of the prompt in four parts, of which the three cold ones are copied down.
+  node.Await("cold parts below", [&] { return Row(node, "nvme").blocks() >= 3 * 50; });
+  EXPECT_GE(Row(node, "dram").blocks(), 4 * 50u);
+  Evict(node);
+  const Generation again = node.Generate(Requests()[1]);
+  ExpectSame(calm[1], again);
+  EXPECT_GT(again.usage.cached_tokens(), 800u);
+  EXPECT_TRUE(node.StopAll().ok());
+}
+
+TEST_F(HeadGroupsTest, ColdPartsLeaveATierOneThatHasNoRoomForAll) {
+  const std::vector<Generation> calm = Calm();
+  Node node(Options("groups: 4, demoted_groups: 3", "12 MiB"));
+  node.Start();
+  ExpectSame(calm[0], node.Generate(Requests()[0]));
+  Evict(node);
+  node.Await("all cold parts below", [&] { return Row(node, "nvme").blocks() >= 5 * 3 * 50; });
+  const v1::TenantTier above = Row(node, "dram"), below = Row(node, "nvme");
+  EXPECT_LE(above.used_bytes(), 12u << 20);
+  std::cout << "tier 1 has " << above.blocks() << " parts in " << above.used_bytes()
+            << " bytes, the tier below " << below.blocks() << " in " << below.used_bytes() << "\n";
+  ExpectSame(calm[1], node.Generate(Requests()[1]));
+  // The hot part of each block was where it had been; what was missing came up.
+  EXPECT_GE(Row(node, "dram").hit_blocks(), above.hit_blocks() + 50);
+  EXPECT_GT(Row(node, "nvme").promoted_blocks(), 0u);
+  EXPECT_TRUE(node.StopAll().ok());
+}
+
+}  // namespace
+}  // namespace palimpsest
