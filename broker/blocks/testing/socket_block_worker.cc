@@ -361,7 +361,7 @@ absl::StatusOr<uint32_t> SocketBlockWorker::Get(uint64_t sequence, uint32_t coun
                                                 absl::Duration wait) {
   const absl::StatusOr<v1::AcquireResponse> acquired = Acquire(sequence, count, request, wait);
   if (!acquired.ok()) return acquired.status();
-  const absl::StatusOr<uint32_t> good = Verify(request);
+  absl::StatusOr<uint32_t> good = Verify(request);
   if (absl::Status status = EndRequest(request); good.ok() && !status.ok()) return status;
   return good;
 }
