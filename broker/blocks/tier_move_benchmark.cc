@@ -144,7 +144,7 @@ class MoveBenchmark {
     if (absl::Status status = Put(kFiller); !status.ok()) return status;
     v1::HintRequest hint;
     *hint.mutable_session() = worker_.session();
-    hint.set_kind(v1::HintRequest::KIND_RELEASE);
+    hint.mutable_action()->mutable_release();
     *hint.mutable_chain() = worker_.Chain(kFiller, settings_.blocks);
     grpc::ClientContext context;
     context.set_deadline(GrpcTimeout(kPatience));
