@@ -31,8 +31,6 @@ class Random {
   uint64_t state_;
 };
 
-uint64_t Mix(uint64_t a, uint64_t b) { return Random(a ^ Random(b).Next()).Next(); }
-
 // Time since the trace's beginning of arrival `index`, which may be past its end: the trace goes
 // round, a mean gap behind its last arrival.
 absl::Duration ArrivalAt(absl::Span<const absl::Duration> arrivals, size_t index) {
@@ -63,7 +61,7 @@ std::vector<absl::Duration> Dues(absl::Span<const absl::Duration> arrivals,
 
 // Seeds of prompts, of one tenant at one point.
 uint64_t PromptSeed(const ScheduleOptions& options, size_t tenant) {
-  return Mix(Mix(options.seed, tenant + 1), options.point);
+  return MixSeeds(MixSeeds(options.seed, tenant + 1), options.point);
 }
 
 absl::Duration DrawWait(Random& drawn, const ConversationRules& rules) {
@@ -74,19 +72,21 @@ absl::Duration DrawWait(Random& drawn, const ConversationRules& rules) {
 
 }  // namespace
 
+uint64_t MixSeeds(uint64_t a, uint64_t b) { return Random(a ^ Random(b).Next()).Next(); }
+
 std::vector<std::vector<ScheduledRequest>> MakeSchedule(absl::Span<const absl::Duration> arrivals,
                                                         absl::Span<const RequestLengths> lengths,
                                                         const ScheduleOptions& options) {
   std::vector<std::vector<ScheduledRequest>> schedule;
   for (size_t tenant = 0; tenant < options.rates.size(); ++tenant) {
-    Random drawn(Mix(options.seed, tenant));
+    Random drawn(MixSeeds(options.seed, tenant));
     std::vector<ScheduledRequest>& requests = schedule.emplace_back();
     for (const absl::Duration due : Dues(arrivals, options, tenant)) {
       ScheduledRequest request;
       request.due = due;
       request.lengths = lengths[drawn.Below(lengths.size())];
       if (options.prompt_tokens > 0) request.lengths.prompt_tokens = options.prompt_tokens;
-      request.seed = Mix(PromptSeed(options, tenant), requests.size());
+      request.seed = MixSeeds(PromptSeed(options, tenant), requests.size());
       requests.push_back(request);
     }
   }
@@ -98,18 +98,18 @@ std::vector<std::vector<ScheduledRequest>> MakeConversations(
     const ScheduleOptions& options, const ConversationRules& rules) {
   std::vector<std::vector<ScheduledRequest>> schedule;
   for (size_t tenant = 0; tenant < options.rates.size(); ++tenant) {
-    Random drawn(Mix(options.seed, tenant));
+    Random drawn(MixSeeds(options.seed, tenant));
     const uint64_t prompts = PromptSeed(options, tenant);
     std::vector<ScheduledRequest>& requests = schedule.emplace_back();
     for (const absl::Duration due : Dues(arrivals, options, tenant)) {
       const size_t first = requests.size();
       for (const RequestLengths& turn : conversations[drawn.Below(conversations.size())]) {
         ScheduledRequest request{.due = due, .lengths = turn};
-        request.seed = Mix(prompts, requests.size());
+        request.seed = MixSeeds(prompts, requests.size());
         if (requests.size() == first) {
           request.lengths.prompt_tokens += rules.context_tokens;
           request.system_tokens = rules.system_tokens;
-          request.system_seed = Mix(prompts, UINT64_MAX);
+          request.system_seed = MixSeeds(prompts, UINT64_MAX);
         } else {
           request.due = DrawWait(drawn, rules);
           request.continues = requests.size() - 1;

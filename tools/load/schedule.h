@@ -75,7 +75,10 @@ std::vector<std::vector<ScheduledRequest>> MakeConversations(
     absl::Span<const absl::Duration> arrivals, absl::Span<const Conversation> conversations,
     const ScheduleOptions& options, const ConversationRules& rules);
 
-// Uniformly random ids of 0 .. vocabulary - 1.
+// The seed of the b-th of what `a` is the seed of.
+uint64_t MixSeeds(uint64_t a, uint64_t b);
+
+// Uniformly random ids of 0 .. vocabulary - 1. A shorter prompt is the beginning of a longer one.
 std::vector<int32_t> RandomPrompt(uint64_t seed, int32_t tokens, int32_t vocabulary);
 
 }  // namespace palimpsest::load

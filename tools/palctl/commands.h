@@ -69,6 +69,7 @@ struct GenerateOptions {
   std::vector<std::string> prompts;
   std::string prompts_file;  // one prompt a line
   bool chat = false;
+  std::string earlier_file;  // of a chat: JSON, the messages before the prompt
   std::optional<uint32_t> max_tokens;
   std::optional<float> temperature;
   std::optional<uint32_t> top_k;
@@ -244,9 +245,24 @@ struct ReplayOptions {
   std::string hints = "none";  // tools/replay/client_hints.h
   std::string tiers_file;      // tools/replay/tier_costs.h; empty: no tiers
   bool json = false;
+
+  // Of a replay against a running node; tools/replay/served_trace.h.
+  bool serve = false;
+  std::string tenant;  // empty: the only one with a token
+  std::string model;   // empty: the tenant's only one
+  uint64_t requests = 0;
+  double speed = 1;
+  int64_t block_tokens = 0;
+  int64_t most_output = 64;
+  std::optional<uint64_t> salt;  // none: a random one
+  int64_t kv_block_tokens = 16;  // of the node
+  // How long the last request may take.
+  absl::Duration patience = absl::Minutes(10);
 };
 // Needs no node.
 int RunReplay(const ReplayOptions& options, const Terminal& terminal);
+// Sends what the trace holds to the node, too. kFailed if a request failed.
+int RunServedReplay(const Node& node, const ReplayOptions& options, const Terminal& terminal);
 
 // Parses the command line and runs the command.
 int RunPalctl(int argc, const char* const* argv, const Terminal& terminal);

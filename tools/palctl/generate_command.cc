@@ -13,6 +13,7 @@
 #include "absl/strings/strip.h"
 #include "common/file.h"
 #include "common/grpc_time.h"
+#include "common/json_text.h"
 #include "common/monotonic_time.h"
 #include "common/mutex.h"
 #include "common/text/utf8.h"
@@ -24,6 +25,7 @@ namespace {
 using nlohmann::json;
 
 constexpr Bytes kMaxPromptsFile = MiB(256);
+constexpr Bytes kMaxEarlierFile = MiB(4);
 
 std::string FinishReasonName(v1::FinishReason reason) {
   return absl::AsciiStrToLower(absl::StripPrefix(v1::FinishReason_Name(reason), "FINISH_REASON_"));
@@ -78,10 +80,12 @@ void FillHints(const GenerateOptions& options, v1::GenerateRequest& request) {
   for (const std::string& marker : options.tool_call_markers) hints.add_tool_call_markers(marker);
 }
 
-v1::GenerateRequest MakeRequest(const GenerateOptions& options, const std::string& prompt) {
+v1::GenerateRequest MakeRequest(const GenerateOptions& options, const v1::Chat& earlier,
+                                const std::string& prompt) {
   v1::GenerateRequest request;
   request.set_model(options.model);
   if (options.chat) {
+    *request.mutable_chat() = earlier;
     v1::ChatMessage* message = request.mutable_chat()->add_messages();
     message->set_role("user");
     message->set_content(prompt);
@@ -106,11 +110,13 @@ v1::GenerateRequest MakeRequest(const GenerateOptions& options, const std::strin
 // Runs requests, several at a time, and prints their answers as they come.
 class Generator {
  public:
-  Generator(const Node& node, const GenerateOptions& options, std::string tenant,
+  // `options` with what its files hold.
+  Generator(const Node& node, const GenerateOptions& options, v1::Chat earlier,
             const Terminal& terminal)
       : node_(node),
         options_(options),
-        tenant_(std::move(tenant)),
+        earlier_(std::move(earlier)),
+        tenant_(options.tenant),
         terminal_(terminal),
         only_one_(options.prompts.size() == 1) {}
 
@@ -149,7 +155,7 @@ class Generator {
     const absl::Time start = MonotonicNow();
     context.set_deadline(GrpcDeadline(start + options_.timeout));
     Answer answer;
-    const auto stream = (*router)->Generate(&context, MakeRequest(options_, prompt));
+    const auto stream = (*router)->Generate(&context, MakeRequest(options_, earlier_, prompt));
     v1::GenerateResponse response;
     while (stream->Read(&response)) {
       if (answer.token_ids.empty()) answer.first_token = MonotonicNow() - start;
@@ -205,6 +211,7 @@ class Generator {
 
   const Node& node_;
   const GenerateOptions& options_;
+  const v1::Chat earlier_;
   const std::string tenant_;
   const Terminal& terminal_;
   const bool only_one_;
@@ -234,6 +241,35 @@ absl::StatusOr<std::vector<std::string>> Prompts(const GenerateOptions& options)
   return prompts;
 }
 
+// The messages of GenerateOptions::earlier_file; none without a file.
+absl::StatusOr<v1::Chat> EarlierMessages(const std::string& file) {
+  v1::Chat chat;
+  if (file.empty()) return chat;
+  const absl::StatusOr<std::string> text = ReadFile(file, kMaxEarlierFile);
+  if (!text.ok()) return text.status();
+  const absl::StatusOr<json> messages =
+      ParseJson(*text, {.max_bytes = static_cast<size_t>(kMaxEarlierFile.count())});
+  if (!messages.ok()) {
+    return absl::InvalidArgumentError(absl::StrCat(file, ": ", messages.status().message()));
+  }
+  const auto is_text = [](const json& message, const char* key) {
+    return message.is_object() && message.contains(key) && message[key].is_string();
+  };
+  const auto is_message = [&](const json& message) {
+    return is_text(message, "role") && is_text(message, "content");
+  };
+  if (!messages->is_array() || !std::all_of(messages->begin(), messages->end(), is_message)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        file, R"(: expected the earlier messages as [{"role": "user", "content": TEXT}, ...])"));
+  }
+  for (const json& message : *messages) {
+    v1::ChatMessage* added = chat.add_messages();
+    added->set_role(message["role"].get<std::string>());
+    added->set_content(message["content"].get<std::string>());
+  }
+  return chat;
+}
+
 }  // namespace
 
 int RunGenerate(const Node& node, const GenerateOptions& given, const Terminal& terminal) {
@@ -246,7 +282,9 @@ int RunGenerate(const Node& node, const GenerateOptions& given, const Terminal& 
     if (!tenant.ok()) return Fail(terminal, tenant.status());
     options.tenant = *std::move(tenant);
   }
-  const absl::Status status = Generator(node, options, options.tenant, terminal).Run();
+  absl::StatusOr<v1::Chat> earlier = EarlierMessages(options.earlier_file);
+  if (!earlier.ok()) return Fail(terminal, earlier.status());
+  const absl::Status status = Generator(node, options, *std::move(earlier), terminal).Run();
   return status.ok() ? kDone : Fail(terminal, status);
 }
 

@@ -127,21 +127,21 @@ absl::StatusOr<v1::Router::Stub*> Node::router() const {
   return router_.get();
 }
 
-absl::Status Node::Authorize(const std::string& tenant, grpc::ClientContext& context) const {
-  std::string token = addresses_.token;
-  if (token.empty()) {
-    const auto found = addresses_.token_files.find(tenant);
-    if (found == addresses_.token_files.end()) {
-      return absl::FailedPreconditionError(
-          absl::StrCat("no token of tenant '", tenant,
-                       "' is known: add it to `tokens` of the node file, or give "
-                       "--token-file FILE"));
-    }
-    absl::StatusOr<std::string> read = ReadSecretFile(found->second);
-    if (!read.ok()) return read.status();
-    token = *std::move(read);
+absl::StatusOr<std::string> Node::Token(const std::string& tenant) const {
+  if (!addresses_.token.empty()) return addresses_.token;
+  const auto found = addresses_.token_files.find(tenant);
+  if (found == addresses_.token_files.end()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("no token of tenant '", tenant,
+                     "' is known: add it to `tokens` of the node file, or give --token-file FILE"));
   }
-  context.AddMetadata("authorization", absl::StrCat("Bearer ", token));
+  return ReadSecretFile(found->second);
+}
+
+absl::Status Node::Authorize(const std::string& tenant, grpc::ClientContext& context) const {
+  const absl::StatusOr<std::string> token = Token(tenant);
+  if (!token.ok()) return token.status();
+  context.AddMetadata("authorization", absl::StrCat("Bearer ", *token));
   return absl::OkStatus();
 }
 

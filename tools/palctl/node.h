@@ -59,7 +59,9 @@ class Node {
   absl::StatusOr<v1::Router::Stub*> router() const;
   absl::StatusOr<v1::BlockAdmin::Stub*> block_admin() const;
 
-  // Adds the tenant's token to a call to the router.
+  // The tenant's bearer token.
+  absl::StatusOr<std::string> Token(const std::string& tenant) const;
+  // Adds it to a call to the router.
   absl::Status Authorize(const std::string& tenant, grpc::ClientContext& context) const;
 
   // The only tenant that has a token; INVALID_ARGUMENT if there are several.

@@ -10,10 +10,8 @@
 #include "tools/palctl/bench_commands.h"
 #include "tools/palctl/cache_options.h"
 #include "tools/palctl/commands.h"
+#include "tools/palctl/replay_options.h"
 #include "tools/palctl/tier_names.h"
-#include "tools/replay/client_hints.h"
-#include "tools/replay/replayer.h"
-#include "tools/replay/trace_formats.h"
 
 namespace palimpsest::palctl {
 namespace {
@@ -69,6 +67,7 @@ struct CommandLine {
   BenchCommandLine bench;
   PlanOptions plan;
   ReplayOptions replay;
+  double replay_seconds = 600;
 };
 
 void AddStatus(CLI::App& app, CommandLine& line) {
@@ -110,6 +109,13 @@ void AddGenerate(CLI::App& app, CommandLine& line) {
                                          "send the prompt as a user's message (chat template)");
   generate->add_flag("--raw", line.raw, "send the prompt as plain text (the default)")
       ->excludes(chat);
+  generate
+      ->add_option(
+          "--earlier", options.earlier_file,
+          "with --chat: the conversation so far, [{\"role\": \"user\", \"content\": TEXT}, "
+          "...]")
+      ->needs(chat)
+      ->type_name("FILE");
   generate->add_option("--max-tokens", options.max_tokens, "most tokens to generate");
   generate->add_option("--temperature", options.temperature, "0 is greedy; the default is 1");
   generate->add_option("--top-k", options.top_k, "keep the k most likely tokens");
@@ -173,66 +179,6 @@ void AddPlan(CLI::App& app, PlanOptions& options) {
   plan->add_flag(
       "--json", options.json,
       "{bytes_per_token_layer, bytes_per_sequence, max_sequences, mha_..., groups, memory}");
-}
-
-void AddReplay(CLI::App& app, ReplayOptions& options) {
-  CLI::App* replay = app.add_subcommand(
-      "replay",
-      "runs a recorded stream of requests through a cache of KV blocks under a policy, beside the "
-      "infinite cache, Belady's optimum and LRU; needs no node");
-  replay->add_option("--trace", options.file, "what was recorded; may be packed by gzip")
-      ->required()
-      ->type_name("FILE");
-  replay->add_option("--format", options.format, "of the file")
-      ->required()
-      ->check(CLI::IsMember(replay::TraceFormats()));
-  replay->add_option("--policy", options.policy, "which blocks go")
-      ->check(CLI::IsMember(replay::ReplayPolicies()))
-      ->capture_default_str();
-  replay
-      ->add_option("--blocks", options.blocks,
-                   "size of the cache (default with --tiers: of all of them together)")
-      ->check(CLI::Range(uint64_t{1}, uint64_t{replay::kMostBlocks}));
-  replay->add_flag("--leaves-first", options.leaves_first,
-                   "a block goes after those behind it, as in the broker; otherwise blocks are as "
-                   "if they had nothing to do with each other, as in papers");
-  replay
-      ->add_option("--history", options.history,
-                   "blocks that are remembered though they are not cached, with leaves first")
-      ->check(CLI::Range(uint64_t{0}, uint64_t{replay::kMostBlocks}))
-      ->capture_default_str();
-  replay->add_option("--seed", options.seed, "claude-code: which merging of the sessions")
-      ->capture_default_str();
-  replay
-      ->add_option("--starts", options.starts_file,
-                   "claude-code: when each session starts (default: claude_code_starts.csv beside "
-                   "the trace)")
-      ->type_name("FILE");
-  replay
-      ->add_option("--token-bytes", options.token_bytes,
-                   "KV of a token, to show bytes; the default is Llama-3-8B's in bf16")
-      ->check(CLI::Range(uint64_t{1}, uint64_t{1} << 24))
-      ->capture_default_str();
-  std::vector<std::string> hints;
-  for (const auto& [name, value] : replay::HintNames()) hints.push_back(name);
-  replay
-      ->add_option("--hints", options.hints,
-                   "what clients say of their requests, taken from the trace's future: whether it "
-                   "was the last turn, or that and when the next one comes")
-      ->check(CLI::IsMember(hints))
-      ->capture_default_str();
-  replay
-      ->add_option(
-          "--tiers", options.tiers_file,
-          "YAML with the sizes and costs of a node's tiers: runs the trace through them as "
-          "well, with hits by tier, times to the first token, bytes moved and prefetches")
-      ->type_name("FILE");
-  replay->callback([&options] {
-    if (options.blocks == 0 && options.tiers_file.empty()) {
-      throw CLI::RequiredError("--blocks or --tiers");
-    }
-  });
-  replay->add_flag("--json", options.json, "everything as JSON, rates from 0 to 1");
 }
 
 void AddTiers(CLI::App& app, CommandLine& line) {
@@ -326,6 +272,7 @@ int RunCommand(const CLI::App& app, CommandLine& line, const Node& node, const T
   line.drain.timeout = absl::Seconds(line.drain_seconds);
   line.doctor.timeout = absl::Seconds(line.doctor_seconds);
   line.purge.timeout = absl::Seconds(line.purge_seconds);
+  line.replay.patience = absl::Seconds(line.replay_seconds);
   if (app.got_subcommand("status")) return RunStatus(node, line.status, terminal);
   if (app.got_subcommand("remap")) return RunRemap(node, line.remap, terminal);
   if (app.got_subcommand("top")) return RunTop(node, line.top, terminal);
@@ -338,6 +285,7 @@ int RunCommand(const CLI::App& app, CommandLine& line, const Node& node, const T
   if (app.got_subcommand("purge")) return RunPurge(node, line.purge, terminal);
   if (app.got_subcommand("events")) return RunEvents(node, line.events, terminal);
   if (app.got_subcommand("drain")) return RunDrain(node, line.drain, terminal);
+  if (app.got_subcommand("replay")) return RunServedReplay(node, line.replay, terminal);
   return RunBenchControl(node, line.bench.control, terminal);
 }
 
@@ -366,7 +314,7 @@ int RunPalctl(int argc, const char* const* argv, const Terminal& terminal) {
   AddGenerate(app, line);
   AddHint(app, line.hint);
   AddPlan(app, line.plan);
-  AddReplay(app, line.replay);
+  AddReplay(app, line.replay, line.replay_seconds);
   AddTiers(app, line);
   AddEvents(app, line.events);
   AddOthers(app, line);
@@ -376,7 +324,7 @@ int RunPalctl(int argc, const char* const* argv, const Terminal& terminal) {
     return app.exit(error, terminal.out, terminal.err) == 0 ? kDone : kUsage;
   }
   if (app.got_subcommand("plan")) return RunPlan(line.plan, terminal);
-  if (app.got_subcommand("replay")) return RunReplay(line.replay, terminal);
+  if (app.got_subcommand("replay") && !line.replay.serve) return RunReplay(line.replay, terminal);
   if (const std::optional<int> status = RunBenchCommand(app, line.bench, terminal)) return *status;
   absl::StatusOr<NodeAddresses> addresses = FindNode(line);
   if (!addresses.ok()) return Fail(terminal, addresses.status());

@@ -370,6 +370,28 @@ TEST_F(Palctl, GenerateAsJsonStreamsDeltasThenTheRecord) {
   EXPECT_EQ(router_.last_request().chat().messages(0).role(), "user");
 }
 
+TEST_F(Palctl, GenerateGoesOnWithAConversation) {
+  const auto ask = [this](const std::string& earlier) {
+    return Run({"generate", "--tenant", "alpha", "--chat", "--earlier",
+                Write("earlier.json", earlier), "why?"});
+  };
+  ASSERT_EQ(ask(R"([{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}])"),
+            kDone)
+      << err_;
+  const v1::Chat chat = router_.last_request().chat();
+  ASSERT_EQ(chat.messages_size(), 3);
+  EXPECT_EQ(chat.messages(0).content(), "hi");
+  EXPECT_EQ(chat.messages(1).role(), "assistant");
+  EXPECT_EQ(chat.messages(2).role(), "user");
+  EXPECT_EQ(chat.messages(2).content(), "why?");
+  for (const char* wrong :
+       {"[", "{}", R"([{"role": "user"}])", R"([{"role": 1, "content": "a"}])"}) {
+    EXPECT_EQ(ask(wrong), kUsage) << wrong;
+    EXPECT_THAT(err_, HasSubstr("earlier.json: ")) << wrong;
+  }
+  EXPECT_EQ(Run({"generate", "--earlier", "a.json", "why?"}), kUsage) << "not a chat";
+}
+
 TEST_F(Palctl, GenerateAsksManyPromptsOfAFile) {
   std::string prompts;
   for (int i = 0; i < 50; ++i) absl::StrAppend(&prompts, "prompt ", i, "\n");

@@ -19,11 +19,15 @@ TieredCache::TieredCache(const TierCosts& costs, Bytes block, int64_t block_toke
       counts_(costs.tiers.size()),
       links_(costs.tiers.size()) {
   assert(!costs.tiers.empty());
+  size_t above = 0;
   for (const ReplayTier& tier : costs.tiers) {
+    // What comes from the tiers above was not requested since, and must be known here all the same.
     caches_.push_back(std::make_unique<BlockCache>(
-        cache::BlockCacheOptions{
-            .capacity = tier.blocks, .history = history, .store_requests = caches_.empty()},
+        cache::BlockCacheOptions{.capacity = tier.blocks,
+                                 .history = std::max(history, 2 * above),
+                                 .store_requests = caches_.empty()},
         policy(tier.blocks)));
+    above += tier.blocks;
   }
 }
 

@@ -99,6 +99,15 @@ TEST(ReplayTiers, WhatATierEvictsComesBackFromTheOneBelow) {
   EXPECT_EQ(result.saved, absl::Seconds(31 - (1 + 2.5 + 1)));
 }
 
+TEST(ReplayTiers, WhatATierHoldsIsKnownToThoseBelowHoweverShortTheHistory) {
+  const Trace trace = MakeTrace({{0, "abc"}, {10, "xyz"}, {20, "uvw"}, {30, "abc"}});
+  const auto result =
+      ReplayTiers(trace, **FindReplayPolicy("lru"), {.history = 3}, Costs(), Bytes(1));
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_EQ(result->tiers[1].stored, 9);
+  EXPECT_EQ(result->tiers[2].hits, 3);
+}
+
 TEST(ReplayTiers, ABlockThatATierHasIsNotStoredTwice) {
   const Trace trace = MakeTrace({{0, "abc"}, {10, "xyz"}, {20, "abc"}, {30, "xyz"}, {40, "abc"}});
   TierCosts costs = Costs();
