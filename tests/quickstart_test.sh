@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The quickstart on the real model: memory moves between two tenants, no token changes, and its JSON
-# holds what it promises.
+# The quickstart on the real model: memory moves between two tenants, a conversation's KV comes back from
+# the tiers below, no token changes, and its JSON holds what it promises.
 set -euo pipefail
 out=$TEST_TMPDIR/quickstart.json
 # Bazel's own folder is too deep for the path of a Unix socket.
@@ -22,4 +22,11 @@ assert stages["during"]["beta"]["kv"] > stages["before"]["beta"]["kv"]
 kinds = {t["kind"] for t in result["transfers"]}
 assert {"revoke", "grant", "restore"} <= kinds, kinds
 assert all(t["slabs"] > 0 and t["seconds"] >= 0 for t in result["transfers"])
+first, from_memory, from_disk, computed = result["turns"]
+assert first["usage"]["cached_tokens"] == 0 and not any(first["blocks"].values()), first
+# Nearly all of the first turn; how much comes from the disk in time depends on what else runs.
+assert from_memory["blocks"]["dram"] * 16 >= first["usage"]["prompt_tokens"] - 32, from_memory
+assert from_disk["blocks"]["nvme"] > 0, from_disk
+assert computed["tenant"] == "beta" and not any(computed["blocks"].values()), computed
+assert from_memory["ttft_seconds"] < computed["ttft_seconds"], result["turns"]
 PYTHON

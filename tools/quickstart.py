@@ -4,7 +4,10 @@
 Starts the broker, a worker for each of the tenants alpha and beta, and the router as separate
 processes from the YAML files under deploy/local. Asks both tenants questions, puts beta under KV
 pressure so that alpha's parameter slabs are revoked and granted to beta, then asks alpha again so
-that they come back. Exits 0 only if every token equals that of an unpressured run.
+that they come back. Where the broker has tiers, alpha also goes on with a conversation whose KV
+blocks have left the pool meanwhile: they come back from host memory, and once more, when alpha's
+worker has been restarted, from the disk. Exits 0 only if every token equals that of an unpressured
+run.
 
 Where there is an NVIDIA GPU, memory and models are there (--backend). Steps of other sizes use other
 kernels on a GPU, so low bits differ and near ties may turn: answers count as equal if their
@@ -48,9 +51,21 @@ KINDS = ["short", "sad", "funny", "strange"]
 # of it before anybody looks.
 LOADS = {"host": (1, 16, 288), "cuda": (4, 40, 500)}
 CALM_CONCURRENCY = 4
+# A conversation about a text, which takes longer to compute than to load.
+LOGBOOK = "\n".join(
+    f"Day {day}: {weather} from the {wind}; we made {11 * day % 37 + 20} miles and saw {sight}."
+    for day, (weather, wind, sight) in enumerate(zip(
+        ["A light breeze", "Rain", "A calm sea and fog", "A gale", "Snow"] * 8,
+        ["north", "south-west", "east", "west", "south", "north-east"] * 7,
+        ["three whales", "no land", "a steamer", "an island with goats", "many birds", "ice", "a wreck"] * 6),
+        start=1))
+TURNS = [f"This is the logbook of our ship.\n{LOGBOOK}\nSum it up in two sentences.",
+         "Which day would you have stayed in port? Say why in one sentence."]
+TURN_TOKENS = 40
 # Between log-probabilities of the same token in two runs on a GPU.
 MARGIN = 0.25
 ALTERNATIVES = 20
+TIERS = {"dram": "T1 (host memory)", "nvme": "T3 (disk)"}
 PROGRAMS = {"palimpsest-broker": "broker/server", "palimpsest-worker": "worker/server",
             "palimpsest-router": "router/server", "palctl": "tools/palctl"}
 START_TIMEOUT_S = 60
@@ -164,7 +179,7 @@ class Cluster:
         return str(self.binaries / name if PACKED else self.binaries / PROGRAMS[name] / name)
 
     def start(self, name):
-        log = open(self.folder / f"{name}.log", "wb")
+        log = open(self.folder / f"{name}.log", "ab")
         kind = "palimpsest-worker" if name in TENANTS else f"palimpsest-{name}"
         command = [self.program(kind), "--config", f"{name}.yaml"]
         process = subprocess.Popen(command, cwd=self.folder, stdin=subprocess.DEVNULL, stdout=log,
@@ -199,19 +214,24 @@ class Cluster:
                      f"{getattr(self, 'last_error', '')}")
             time.sleep(0.05)
 
-    def ready(self):
-        status = self.status()
-        if not status:
-            return False
-        attached = {t["tenant"] for t in status["tenants"] if t["attached"]}
+    def serving(self):
+        """The tenants with a worker, in the broker's eyes and in the router's."""
+        status = self.status() or {}
+        attached = {t["tenant"] for t in status.get("tenants", []) if t["attached"]}
         healthy = {t["tenant"] for t in status.get("router", [])
                    if any(w["healthy"] for w in t["workers"])}
-        return attached == healthy == set(TENANTS)
+        return attached, healthy
 
-    def stop(self):
-        """Ends every process in reverse order of start; returns the names that did not end clean."""
+    def ready(self):
+        return self.serving() == (set(TENANTS), set(TENANTS))
+
+    def stop(self, *names):
+        """Ends the named processes, or all, in reverse order of start; returns the names that did not end
+        clean."""
         dirty = []
         for name, process in reversed(self.processes):
+            if names and name not in names:
+                continue
             if process.poll() is None:
                 process.send_signal(signal.SIGTERM)
                 with contextlib.suppress(subprocess.TimeoutExpired):
@@ -221,8 +241,15 @@ class Cluster:
                 process.wait()
             if process.returncode != 0:
                 dirty.append(f"{name} (exit {process.returncode})")
-        self.processes = []
+        self.processes = [p for p in self.processes if names and p[0] not in names]
         return dirty
+
+    def restart(self, name):
+        if dirty := self.stop(name):
+            fail(f"did not end clean: {dirty[0]}; its log is in {self.folder}")
+        self.wait_for(f"the end of {name}", lambda: not any(name in s for s in self.serving()))
+        self.start(name)
+        self.wait_for(f"{name}'s readiness", self.ready)
 
 
 def print_slabs(status, title):
@@ -265,6 +292,48 @@ def ask(cluster, tenant, prompt):
     print(f"\n    {DIM}first token after {record['ttft_seconds'] * 1e3:.0f} ms, "
           f"{len(record['token_ids'])} tokens{RESET}", flush=True)
     return record
+
+
+class Conversation:
+    """Turns of one conversation, and where the KV of their prompts came from."""
+
+    def __init__(self, cluster):
+        self.cluster = cluster
+        self.file = cluster.folder / "conversation.json"
+        self.first = None
+
+    def ask(self, tenant, turn):
+        """Palctl's record of that turn, with how many blocks the broker found in which tier."""
+        earlier = []
+        if turn > 0:
+            earlier = [{"role": "user", "content": TURNS[0]},
+                       {"role": "assistant", "content": self.first["text"]}]
+        self.file.write_text(json.dumps(earlier))
+        before = tier_blocks(self.cluster.status(), tenant, "hit_blocks")
+        process = generate(self.cluster, tenant, TURN_TOKENS, "--earlier", str(self.file), TURNS[turn])
+        out, error = process.communicate()
+        if process.returncode != 0:
+            fail(f"{tenant} gave no answer: {error.strip()}")
+        record = json.loads(out)
+        after = tier_blocks(self.cluster.status(), tenant, "hit_blocks")
+        record["blocks"] = {tier: after[tier] - before[tier] for tier in after}
+        if turn == 0:
+            self.first = record
+        came = ", ".join(f"{n} blocks from {TIERS[tier]}" for tier, n in record["blocks"].items() if n)
+        print(f"  {tenant}, turn {turn + 1}: {record['usage']['prompt_tokens']} tokens, "
+              f"{came or 'nothing from a tier'}; first token after "
+              f"{BOLD}{record['ttft_seconds'] * 1e3:.0f} ms{RESET}", flush=True)
+        return record
+
+
+def tier_blocks(status, tenant, field):
+    """One number of the tenant in each tier below T0."""
+    return {tier["tier"]: row[field] for tier in status["tiers"] for row in tier["tenants"]
+            if row["tenant"] == tenant}
+
+
+def await_blocks(cluster, what, condition):
+    cluster.wait_for(what, lambda: condition(tier_blocks(cluster.status(), "alpha", "blocks")))
 
 
 def generate_many(cluster, tenant, prompts_file, concurrency):
@@ -336,6 +405,37 @@ def compare(name, expected, got):
     return not wrong
 
 
+def second_turn(cluster, conversation):
+    """Alpha's, with nothing of the conversation in the pool: its worker has just been restarted."""
+    cluster.restart("alpha")
+    # So that the parameters are back, and the worker knows how long computing takes.
+    ask(cluster, "alpha", QUESTIONS["alpha"][0])
+    return conversation.ask("alpha", 1)
+
+
+def go_on(cluster, conversation, result):
+    """The conversation's second turn: from host memory, from the disk, and computed by one who has
+    nothing of it. Whether its tokens are the same each time, and blocks came from both tiers."""
+    heading("A conversation goes on: its KV has left the pool, and comes back from the tiers below")
+    from_memory = second_turn(cluster, conversation)
+    process = cluster.palctl("trim", "--tier", "dram", "--tenant", "alpha")
+    out, error = process.communicate()
+    if process.returncode != 0:
+        fail(f"palctl trim failed: {error.strip()}")
+    print(f"  palctl trim: {out.strip()} host memory for the disk", flush=True)
+    await_blocks(cluster, "alpha's blocks on the disk", lambda b: b["dram"] == 0 and b["nvme"] > 0)
+    from_disk = second_turn(cluster, conversation)
+    print("  beta asks the same; tenants share no block, so it computes everything:")
+    computed = conversation.ask("beta", 1)
+    result["turns"] = [{key: t[key] for key in ("tenant", "usage", "blocks", "ttft_seconds")}
+                       for t in (conversation.first, from_memory, from_disk, computed)]
+    same = compare("second turn", [computed] * 2, [from_memory, from_disk])
+    came = from_memory["blocks"]["dram"] > 0 and from_disk["blocks"]["nvme"] > 0
+    if not came:
+        print(f"  {RED}blocks did not come back from both tiers{RESET}")
+    return same and came
+
+
 def demonstrate(cluster):
     result = {"ok": False, "backend": cluster.backend, "weights": "dummy" if cluster.dummy else MODEL,
               "answers": [], "stages": [], "transfers": []}
@@ -344,7 +444,11 @@ def demonstrate(cluster):
     prompts_file = cluster.folder / "prompts.txt"
     prompts_file.write_text("\n".join(prompts) + "\n")
 
+    conversation = Conversation(cluster) if cluster.status()["tiers"] else None
+
     heading("Questions to both tenants, no pressure")
+    if conversation:
+        conversation.ask("alpha", 0)
     calm = {t: [ask(cluster, t, q) for q in QUESTIONS[t]] for t in TENANTS}
     print(f"  beta: {len(prompts)} stories, {CALM_CONCURRENCY} at a time ...", flush=True)
     calm_stories = generate_many(cluster, "beta", prompts_file, CALM_CONCURRENCY)
@@ -359,6 +463,8 @@ def demonstrate(cluster):
     again = [ask(cluster, "alpha", q) for q in QUESTIONS["alpha"]]
     after = cluster.status()
     print_slabs(after, "slabs afterwards")
+
+    turned = go_on(cluster, conversation, result) if conversation else True
 
     heading("Movements")
     for t in after["transfers"]:
@@ -378,7 +484,7 @@ def demonstrate(cluster):
     result["answers"] = [{key: record[key] for key in ("tenant", "prompt", "text", "token_ids")}
                          for record in calm["alpha"] + calm["beta"] + stories + again]
     result["stages"] = [stage(before, "before"), stage(peak, "during"), stage(after, "after")]
-    result["ok"] = same and moved
+    result["ok"] = same and moved and turned
     return result
 
 

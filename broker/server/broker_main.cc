@@ -87,9 +87,7 @@ int main(int argc, char** argv) {
   std::string config;
   bool print_config = false;
   CLI::App app(palimpsest::kHelp, "palimpsest-broker");
-  app.add_option("--config", config,
-                 "YAML configuration; deploy/local/broker.yaml is an example, and\n"
-                 "deploy/local/tiers/broker.yaml one that keeps KV blocks in tiers below T0")
+  app.add_option("--config", config, "YAML configuration; deploy/local/broker.yaml is an example")
       ->type_name("FILE")
       ->required();
   app.add_flag("--print-config", print_config,

@@ -13,11 +13,11 @@ objects=$(grep -c '^kind:' "$rendered")
 [ "$objects" -ge 12 ] || { echo "only $objects objects were rendered" >&2; failed=1; }
 "$validate" --strict "$rendered" || failed=1
 
-for folder in deploy/local deploy/local/cuda deploy/local/tiers deploy/kubernetes/base/config; do
+for folder in deploy/local deploy/local/cuda deploy/kubernetes/base/config; do
   for pair in broker:broker/server/palimpsest-broker alpha:worker/server/palimpsest-worker \
     beta:worker/server/palimpsest-worker router:router/server/palimpsest-router; do
     config=$folder/${pair%%:*}.yaml
-    # What is the same on a GPU, or with tiers, is not there again.
+    # What is the same on a GPU is not there again.
     [ -e "$config" ] || [[ "$folder" != deploy/local/* ]] || continue
     "${pair#*:}" --config "$config" --print-config >/dev/null || {
       echo "$config was refused" >&2
