@@ -26,7 +26,9 @@ first, from_memory, from_disk, computed = result["turns"]
 assert first["usage"]["cached_tokens"] == 0 and not any(first["blocks"].values()), first
 # Nearly all of the first turn; how much comes from the disk in time depends on what else runs.
 assert from_memory["blocks"]["dram"] * 16 >= first["usage"]["prompt_tokens"] - 32, from_memory
+assert from_memory["usage"]["cached_tokens"] >= first["usage"]["prompt_tokens"] - 32, from_memory
 assert from_disk["blocks"]["nvme"] > 0, from_disk
+assert from_disk["usage"]["cached_tokens"] >= 16 * from_disk["blocks"]["nvme"], from_disk
 assert computed["tenant"] == "beta" and not any(computed["blocks"].values()), computed
 assert from_memory["ttft_seconds"] < computed["ttft_seconds"], result["turns"]
 PYTHON

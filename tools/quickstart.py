@@ -320,7 +320,9 @@ class Conversation:
         if turn == 0:
             self.first = record
         came = ", ".join(f"{n} blocks from {TIERS[tier]}" for tier, n in record["blocks"].items() if n)
-        print(f"  {tenant}, turn {turn + 1}: {record['usage']['prompt_tokens']} tokens, "
+        usage = record["usage"]
+        print(f"  {tenant}, turn {turn + 1}: {usage['prompt_tokens']} tokens, "
+              f"{usage['prompt_tokens'] - usage['cached_tokens']} of them computed; "
               f"{came or 'nothing from a tier'}; first token after "
               f"{BOLD}{record['ttft_seconds'] * 1e3:.0f} ms{RESET}", flush=True)
         return record
