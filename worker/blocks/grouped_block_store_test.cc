@@ -287,7 +287,7 @@ TEST(LowerOfAll, BlocksAreAsSlowAsTheirSlowestParts) {
 TEST(GroupedBlockStore, HintsReachAllParts) {
   Grouped grouped(Capacity(10), 0, 2);
   std::vector<absl::StatusOr<uint64_t>> answers;
-  const auto done = [&](absl::StatusOr<uint64_t> blocks) { answers.push_back(blocks); };
+  const auto done = [&](const absl::StatusOr<uint64_t>& blocks) { answers.push_back(blocks); };
   CacheAction action;
   action.kind = CacheAction::Kind::kPrefetch;
   grouped.store().Hint(9, action, done);

@@ -70,7 +70,7 @@ class Case {
       const auto head = static_cast<int32_t>(random_() % static_cast<uint64_t>(shape.kv_heads));
       for (int32_t d = 0; d < shape.head_dim; ++d) {
         kv_[static_cast<size_t>(At(token, head) + d)] =
-            query_[static_cast<size_t>(head * shape.group * shape.head_dim + d)];
+            query_[Query(head * shape.group) + static_cast<size_t>(d)];
       }
     }
     if (shape.e4m3) {
@@ -115,19 +115,22 @@ class Case {
     OkOrDie(CudaStatus(cudaMemcpy(found.data(), results.get(), found.size() * sizeof(float),
                                   cudaMemcpyDeviceToHost),
                        "a sample of heads"));
+    const float* const shares = found.data();
+    const float* const effects = shares + shape_.kv_heads;
     double worst = 0;
     for (int32_t head = 0; head < shape_.kv_heads; ++head) {
       double share = 0, effect = 0;
       Expect(head, share, effect);
-      worst = std::max(worst, std::abs(found[static_cast<size_t>(head)] - share));
-      worst =
-          std::max(worst, std::abs(found[static_cast<size_t>(shape_.kv_heads + head)] - effect));
+      worst = std::max(worst, std::abs(shares[head] - share));
+      worst = std::max(worst, std::abs(effects[head] - effect));
     }
     return worst;
   }
 
  private:
-  size_t Query(int32_t heads) const { return static_cast<size_t>(heads * shape_.head_dim); }
+  size_t Query(int32_t heads) const {
+    return static_cast<size_t>(heads) * static_cast<size_t>(shape_.head_dim);
+  }
   int64_t PlaneElements() const {
     return int64_t{kBlockTokens} * shape_.kv_heads * shape_.head_dim;
   }
