@@ -76,15 +76,13 @@ void BlockStoreClient::OnMapped(uint64_t epoch, uint32_t chunk, std::optional<Ch
 
 void BlockStoreClient::Discard(ArenaMap::Gone gone, uint64_t epoch,
                                std::vector<uint32_t> unmapped) {
-  if (!gone.empty()) {
-    chunk_tasks_.Push(
-        [this, gone = std::move(gone), epoch, unmapped = std::move(unmapped)]() mutable {
-          gone.clear();
-          if (!unmapped.empty()) link_->ChunksUnmapped(epoch, std::move(unmapped));
-        });
-  } else if (!unmapped.empty()) {
-    link_->ChunksUnmapped(epoch, std::move(unmapped));
-  }
+  if (gone.empty() && unmapped.empty()) return;
+  // In order, also with nothing to end: the chunk may be one whose memory is about to.
+  chunk_tasks_.Push(
+      [this, gone = std::move(gone), epoch, unmapped = std::move(unmapped)]() mutable {
+        gone.clear();
+        if (!unmapped.empty()) link_->ChunksUnmapped(epoch, std::move(unmapped));
+      });
 }
 
 void BlockStoreClient::Drop(const Given& given) {

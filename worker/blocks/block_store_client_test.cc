@@ -208,6 +208,12 @@ class FakeBackend final : public MemoryBackend {
     holding_ = holding;
     changed_.SignalAll();
   }
+  // What is pinned stays so until it is over.
+  void SetHoldingPinned(bool holding) {
+    MutexLock lock(&mu_);
+    holding_pinned_ = holding;
+    changed_.SignalAll();
+  }
   void AwaitAsked() {
     const absl::Time deadline = MonotonicNow() + kPatience;
     MutexLock lock(&mu_);
@@ -232,6 +238,7 @@ class FakeBackend final : public MemoryBackend {
       std::vector<unsigned char> pages(memory_.size() / 4096 + 1);
       EXPECT_EQ(mincore(memory_.data(), memory_.size(), pages.data()), 0) << "not mapped any more";
       MutexLock lock(&backend_->mu_);
+      while (backend_->holding_pinned_) backend_->changed_.Wait(&backend_->mu_);
       --backend_->pinned_;
     }
 
@@ -246,6 +253,7 @@ class FakeBackend final : public MemoryBackend {
   int pinned_ = 0;
   bool refusing_ = false;
   bool holding_ = false;
+  bool holding_pinned_ = false;
 };
 
 // Gives chunks at once, on the thread that asks.
@@ -492,7 +500,7 @@ TEST_F(BlockStoreClientTest, ChunkGoesWhenTheBrokerHeardOfItsLastPlace) {
   const AcquireAnswer found = Acquire(3);
   ASSERT_THAT(found.blocks, SizeIs(3));
   client_->OnUnmapChunks(1, {7, 8});
-  EXPECT_THAT(link_.unmapped(), ElementsAre(8)) << "it was never mapped";
+  EXPECT_THAT(link_.AwaitUnmapped(), ElementsAre(8)) << "it was never mapped";
   Await<PlacesWanted>();
   service_.Set(&FakeService::holding_releases_, true);
   client_->Release(Places(found));
@@ -527,7 +535,14 @@ TEST_F(BlockStoreClientTest, ChunkThatIsWantedBackWhileItIsMappedGoesAtOnce) {
   backend_.AwaitAsked();
   client_->OnUnmapChunks(1, {7});
   EXPECT_THAT(link_.unmapped(), IsEmpty()) << "it is being mapped";
+  backend_.SetHoldingPinned(true);
   backend_.SetHolding(false);
+  EXPECT_THAT(service_.AwaitTold(1), ElementsAre(std::pair("release", 1)));
+  Notification heard;
+  client_->Hint(5, {.kind = CacheAction::Kind::kRelease}, [&](auto) { heard.Notify(); });
+  heard.WaitForNotification();  // the broker answered the release before that
+  EXPECT_THAT(link_.unmapped(), IsEmpty()) << "it is still pinned";
+  backend_.SetHoldingPinned(false);
   // Told again when the broker has heard that the answer's place was given up.
   EXPECT_THAT(link_.AwaitUnmapped(), AllOf(Not(IsEmpty()), Each(7)));
   EXPECT_EQ(link_.pinned_when_told(), 0);
