@@ -164,44 +164,58 @@ void BlockStoreClient::OnAcquired(Answer answer, const v1::AcquireResponse& resp
   Settle(std::move(answer));
 }
 
-void BlockStoreClient::EndRequest(const StoreRequestEnd& end) {
+void BlockStoreClient::SendAfterCommits(std::function<void(const SessionPtr&)> send) {
   SessionPtr session;
   {
     MutexLock lock(&mu_);
     session = session_;
     if (session == nullptr) return;
     if (!commits_.empty()) {
-      ends_.emplace_back(last_commit_, end);
+      behind_commits_.emplace_back(last_commit_, std::move(send));
       return;
     }
   }
-  SendEnd(session, end);
+  send(session);
 }
 
 void BlockStoreClient::OnCommitted(uint64_t commit) {
-  std::vector<StoreRequestEnd> due;
+  std::vector<std::function<void(const SessionPtr&)>> due;
   SessionPtr session;
   {
     MutexLock lock(&mu_);
     commits_.erase(commit);
     session = session_;
-    std::erase_if(ends_, [&](const auto& waiting) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    std::erase_if(behind_commits_, [&](const auto& waiting) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
       if (!commits_.empty() && *commits_.begin() <= waiting.first) return false;
       due.push_back(waiting.second);
       return true;
     });
   }
   if (session == nullptr) return;
-  for (const StoreRequestEnd& end : due) SendEnd(session, end);
+  for (const auto& send : due) send(session);
 }
 
-void BlockStoreClient::SendEnd(const SessionPtr& session, const StoreRequestEnd& end) {
-  calls_.Start<v1::EndRequestRequest, v1::EndRequestResponse>(
-      session, EndMessage(end), options_.call_timeout,
-      [](auto& stub, auto* context, auto* request, auto* response, auto done) {
-        stub.async()->EndRequest(context, request, response, std::move(done));
-      },
-      [](const absl::Status&, const v1::EndRequestResponse&) {});
+void BlockStoreClient::EndRequest(const StoreRequestEnd& end) {
+  SendAfterCommits([this, end](const SessionPtr& session) {
+    calls_.Start<v1::EndRequestRequest, v1::EndRequestResponse>(
+        session, EndMessage(end), options_.call_timeout,
+        [](auto& stub, auto* context, auto* request, auto* response, auto done) {
+          stub.async()->EndRequest(context, request, response, std::move(done));
+        },
+        [](const absl::Status&, const v1::EndRequestResponse&) {});
+  });
+}
+
+void BlockStoreClient::Demote(const BlockChain& chain, int32_t first) {
+  v1::HintRequest message = DemoteMessage(chain, first, options_.block_tokens);
+  SendAfterCommits([this, message = std::move(message)](const SessionPtr& session) {
+    calls_.Start<v1::HintRequest, v1::HintResponse>(
+        session, message, options_.call_timeout,
+        [](auto& stub, auto* context, auto* request, auto* response, auto done) {
+          stub.async()->Hint(context, request, response, std::move(done));
+        },
+        [](const absl::Status&, const v1::HintResponse&) {});
+  });
 }
 
 void BlockStoreClient::Hint(uint64_t conversation, const CacheAction& action,
@@ -270,7 +284,7 @@ void BlockStoreClient::OnSessionLost(uint64_t epoch) {
     mapping_.clear();
     unwanted_.clear();
     commits_.clear();
-    ends_.clear();
+    behind_commits_.clear();
     lost = std::exchange(unsettled_, {});
     events_.push_back(StoreLost{});
   }

@@ -77,6 +77,11 @@ class BlockStoreClient final : public BlockStore, public ConversationHints, publ
   std::vector<StoreEvent> TakeEvents() override;
   void SetWakeup(std::function<void()> wakeup) override;
 
+  // Blocks of the chain, which begins with its sequence's first one, from `first` on: those that
+  // tier 1 has and nobody uses go below it. What was committed before is there when the store hears
+  // of it; nobody hears what came of it.
+  void Demote(const BlockChain& chain, int32_t first);
+
   // Unavailable where the store is not.
   void Hint(uint64_t conversation, const CacheAction& action,
             std::function<void(absl::StatusOr<uint64_t>)> done) override;
@@ -131,7 +136,8 @@ class BlockStoreClient final : public BlockStore, public ConversationHints, publ
   void Discard(ArenaMap::Gone gone, uint64_t epoch, std::vector<uint32_t> unmapped);
 
   void OnCommitted(uint64_t commit);
-  void SendEnd(const SessionPtr& session, const StoreRequestEnd& end);
+  // Sends when the commits that are under way have been answered.
+  void SendAfterCommits(std::function<void(const SessionPtr&)> send);
 
   struct Given {
     std::vector<uint64_t> places;
@@ -159,11 +165,12 @@ class BlockStoreClient final : public BlockStore, public ConversationHints, publ
   absl::flat_hash_map<uint32_t, Bytes> mapping_ ABSL_GUARDED_BY(mu_);  // with their sizes, if known
   absl::flat_hash_set<uint32_t> unwanted_ ABSL_GUARDED_BY(mu_);        // of those: the broker waits
   std::vector<Answer> unsettled_ ABSL_GUARDED_BY(mu_);
-  // The session's commits under way, by number, and the ends of requests that wait for those up to
-  // one: calls may overtake each other.
+  // The session's commits under way, by number, and what waits for those up to one, since calls may
+  // overtake each other: ends of requests, and demotions.
   uint64_t last_commit_ ABSL_GUARDED_BY(mu_) = 0;
   absl::btree_set<uint64_t> commits_ ABSL_GUARDED_BY(mu_);
-  std::vector<std::pair<uint64_t, StoreRequestEnd>> ends_ ABSL_GUARDED_BY(mu_);
+  std::vector<std::pair<uint64_t, std::function<void(const SessionPtr&)>>> behind_commits_
+      ABSL_GUARDED_BY(mu_);
   std::vector<StoreEvent> events_ ABSL_GUARDED_BY(mu_);
   std::function<void()> wakeup_ ABSL_GUARDED_BY(mu_);
   int waking_ ABSL_GUARDED_BY(mu_) = 0;  // threads that call it

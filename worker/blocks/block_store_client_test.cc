@@ -27,6 +27,7 @@ using ::testing::Each;
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 using ::testing::Not;
+using ::testing::Pair;
 using ::testing::SizeIs;
 
 constexpr Bytes kChunk = MiB(2);
@@ -92,6 +93,8 @@ class FakeService final : public v1::BlockStore::Service {
                     v1::HintResponse* response) override {
     MutexLock lock(&mu_);
     hint_ = *request;
+    told_.push_back({"hint", static_cast<int>(request->first_block())});
+    changed_.SignalAll();
     response->set_blocks(12);
     return grpc::Status::OK;
   }
@@ -485,6 +488,22 @@ TEST_F(BlockStoreClientTest, EndOfARequestIsNotHeardBeforeItsCommits) {
   EXPECT_LT(at("commit", 1), at("end", 9));
   EXPECT_LT(at("commit", 1), at("end", 10));
   EXPECT_LT(at("commit", 2), at("end", 10));
+}
+
+TEST_F(BlockStoreClientTest, DemotionIsNotHeardBeforeCommits) {
+  service_.Set(&FakeService::holding_commits_, true);
+  client_->Reserve(StoreCallId(1), 9, Chain(3));
+  const auto reserved = Await<ReserveAnswer>();
+  client_->Commit({{{3, 0}, reserved.blocks[0].place, 100}});
+  client_->Demote(Chain(3), 2);
+  EXPECT_THAT(Acquire(1).blocks, SizeIs(1));
+  EXPECT_THAT(service_.AwaitTold(0), SizeIs(0));
+  service_.Set(&FakeService::holding_commits_, false);
+  EXPECT_THAT(service_.AwaitTold(2), ElementsAre(Pair("commit", 1), Pair("hint", 2)));
+  const v1::HintRequest hint = service_.hint();
+  EXPECT_TRUE(hint.action().has_demote());
+  EXPECT_EQ(hint.chain().keys_size(), 6);
+  EXPECT_EQ(hint.session().session_id(), 5u);
 }
 
 TEST_F(BlockStoreClientTest, BrokerWithoutTiersIsNotAvailable) {

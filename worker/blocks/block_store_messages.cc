@@ -104,6 +104,15 @@ v1::EndRequestRequest EndMessage(const StoreRequestEnd& end) {
   return message;
 }
 
+v1::HintRequest DemoteMessage(const BlockChain& chain, int32_t first, int32_t block_tokens) {
+  v1::HintRequest message;
+  SetChain(chain, block_tokens, *message.mutable_chain());
+  message.set_first_block(
+      static_cast<uint32_t>(std::min<size_t>(static_cast<size_t>(first), kMaxBlocks)));
+  message.mutable_action()->mutable_demote();
+  return message;
+}
+
 void SetAction(const CacheAction& action, v1::CacheAction& message) {
   switch (action.kind) {
     case CacheAction::Kind::kRetain: {

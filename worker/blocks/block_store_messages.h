@@ -24,6 +24,8 @@ v1::ReserveRequest ReserveMessage(uint64_t request, const BlockChain& chain, int
 // Blocks behind the most that a call may name are left out.
 v1::AcquireRequest AcquireMessage(const StoreQuery& query, int32_t block_tokens);
 v1::EndRequestRequest EndMessage(const StoreRequestEnd& end);
+// The chain's blocks from `first` on.
+v1::HintRequest DemoteMessage(const BlockChain& chain, int32_t first, int32_t block_tokens);
 void SetAction(const CacheAction& action, v1::CacheAction& message);
 
 ReservedBlock::Result ResultOf(v1::ReservedBlock::Result result);

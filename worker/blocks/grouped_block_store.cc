@@ -4,7 +4,6 @@
 #include <utility>
 #include <variant>
 
-#include "common/block_checksum.h"
 #include "worker/blocks/common_lower.h"
 #include "worker/core/check.h"
 
@@ -51,14 +50,14 @@ absl::Status FirstError(const std::vector<std::optional<Answer>>& answers) {
 }  // namespace
 
 GroupedBlockStore::GroupedBlockStore(const Options& options, HeadParts parts, BlockStore* inner,
-                                     ConversationHints* hints)
+                                     ConversationHints* hints, TierOne tier_one)
     : options_(options),
       parts_(std::move(parts)),
       inner_(inner),
       hints_(hints),
+      tier_one_(std::move(tier_one)),
       staging_(std::make_unique_for_overwrite<std::byte[]>(
           static_cast<size_t>((parts_.block_bytes() * options.staging_blocks).count()))) {
-  PALIMPSEST_CHECK(options.demoted_groups >= 0 && options.demoted_groups < parts_.count());
   PALIMPSEST_CHECK(options.staging_blocks > 0);
   for (int32_t slot = options.staging_blocks; slot > 0; --slot) {
     free_slots_.push_back(static_cast<size_t>(slot - 1));
@@ -66,33 +65,6 @@ GroupedBlockStore::GroupedBlockStore(const Options& options, HeadParts parts, Bl
 }
 
 GroupedBlockStore::~GroupedBlockStore() { Stop(); }
-
-void GroupedBlockStore::Start() {
-  thread_ = std::thread([this] {
-    while (true) {
-      {
-        MutexLock lock(&mu_);
-        while (!stopping_ && loads_.empty() && stores_.empty()) changed_.Wait(&mu_);
-        if (stopping_) return;
-      }
-      CopyOne();
-    }
-  });
-}
-
-void GroupedBlockStore::Stop() {
-  {
-    MutexLock lock(&mu_);
-    stopping_ = true;
-    changed_.SignalAll();
-  }
-  if (thread_.joinable()) thread_.join();
-}
-
-GroupedBlockStore::Counters GroupedBlockStore::counters() const {
-  MutexLock lock(&mu_);
-  return counters_;
-}
 
 uint64_t GroupedBlockStore::RequestOf(uint64_t request, size_t group) const {
   return request == 0 ? 0 : request * groups() + group;
@@ -106,6 +78,9 @@ BlockChain GroupedBlockStore::ChainOf(const BlockChain& chain, int32_t group) co
 }
 
 void GroupedBlockStore::Reserve(StoreCallId call, uint64_t request, BlockChain chain) {
+  if (tier_one_.parts != nullptr) {
+    tier_one_.parts->Extend(request, chain, tier_one_.clock->Now());
+  }
   const uint64_t number = next_call_++;
   for (size_t group = 0; group < groups(); ++group) {
     const StoreCallId inner(next_inner_call_++);
@@ -126,6 +101,11 @@ void GroupedBlockStore::OnInner(ReserveAnswer answer) {
   if (!Complete(call->second.answers)) return;
   FinishReserve(std::move(call->second));
   reserves_.erase(call);
+}
+
+void GroupedBlockStore::OnInner(StoreLost event) {
+  if (tier_one_.parts != nullptr) tier_one_.parts->ForgetAll();
+  events_.emplace_back(event);
 }
 
 ReservedBlock GroupedBlockStore::ReserveOne(const ReserveCall& call, size_t index) {
@@ -209,6 +189,7 @@ void GroupedBlockStore::Abort(std::vector<WrittenBlock> blocks) {
 
 void GroupedBlockStore::Acquire(StoreCallId call, StoreQuery query) {
   PALIMPSEST_CHECK(query.window == 0);
+  if (tier_one_.parts != nullptr) tier_one_.parts->Begin(query.request, query.chain);
   const uint64_t number = next_call_++;
   for (size_t group = 0; group < groups(); ++group) {
     StoreQuery part = query;
@@ -238,7 +219,21 @@ void GroupedBlockStore::OnInner(AcquireAnswer answer) {
   acquires_.erase(call);
 }
 
+void GroupedBlockStore::NoteTierOne(const AcquireCall& call) {
+  if (tier_one_.parts == nullptr) return;
+  for (int32_t group = 0; group < parts_.count(); ++group) {
+    const AcquireAnswer& answer = *call.answers[static_cast<size_t>(group)];
+    const size_t there = std::min(answer.blocks.size(), call.keys.size());
+    for (size_t i = 0; i < there; ++i) tier_one_.parts->Came(call.keys[i], group);
+    // Of those behind it nothing is known.
+    if (answer.status.ok() && there < call.keys.size()) {
+      tier_one_.parts->Left(call.keys[there], group);
+    }
+  }
+}
+
 void GroupedBlockStore::FinishAcquire(AcquireCall call) {
+  NoteTierOne(call);
   size_t common = call.keys.size();
   for (const auto& answer : call.answers) common = std::min(common, answer->blocks.size());
   Job job;
@@ -304,101 +299,28 @@ std::optional<size_t> GroupedBlockStore::TakeSlot() {
   return slot;
 }
 
-void GroupedBlockStore::Push(Job job) {
-  MutexLock lock(&mu_);
-  std::deque<Job>& queue = job.load.has_value() ? loads_ : stores_;
-  queue.push_back(std::move(job));
-  changed_.SignalAll();
-}
-
-void GroupedBlockStore::TakeApart(Staged& block) {
-  for (Part& part : block.parts) {
-    parts_.Take(At(block.slot), part.group, part.place.memory);
-    part.checksum =
-        BlockChecksum(HeadParts::KeyOf(block.key, part.group),
-                      {part.place.memory, static_cast<size_t>(parts_.part_bytes().count())});
+void GroupedBlockStore::FinishRequest(const StoreRequestEnd& ended) {
+  for (size_t group = 0; group < groups(); ++group) {
+    StoreRequestEnd end = ended;
+    end.request = RequestOf(ended.request, group);
+    end.conversation = RequestOf(ended.conversation, group);
+    inner_->EndRequest(end);
   }
-}
-
-bool GroupedBlockStore::PutTogether(const Staged& block, std::byte* scratch) {
-  const auto size = static_cast<size_t>(parts_.part_bytes().count());
-  for (const Part& part : block.parts) {
-    // Checked where nobody else writes.
-    std::copy_n(part.place.memory, size, scratch);
-    if (BlockChecksum(HeadParts::KeyOf(block.key, part.group), {scratch, size}) != part.checksum) {
-      return false;
-    }
-    parts_.Put(scratch, part.group, At(block.slot));
+  if (tier_one_.parts == nullptr) return;
+  tier_one_.parts->End(ended.request, tier_one_.clock->Now());
+  for (const auto& demotion : tier_one_.parts->TakeDemotions(tier_one_.masses())) {
+    tier_one_.demote(ChainOf(demotion.chain, demotion.group), demotion.first);
   }
-  return true;
-}
-
-bool GroupedBlockStore::CopyOne() {
-  Job job;
-  bool is_load = false;
-  {
-    MutexLock lock(&mu_);
-    is_load = !loads_.empty();
-    std::deque<Job>& queue = is_load ? loads_ : stores_;
-    if (queue.empty()) return false;
-    job = std::move(queue.front());
-    queue.pop_front();
-  }
-  Counters counted;
-  const auto parts = static_cast<int64_t>(groups());
-  const auto scratch =
-      std::make_unique_for_overwrite<std::byte[]>(static_cast<size_t>(parts_.part_bytes().count()));
-  for (Staged& block : job.blocks) {
-    if (!is_load) {
-      TakeApart(block);
-      counted.stored += static_cast<int64_t>(block.parts.size());
-    } else if (PutTogether(block, scratch.get())) {
-      const auto size = static_cast<size_t>(parts_.block_bytes().count());
-      job.load->blocks.push_back({.place = {.memory = At(block.slot)},
-                                  .checksum = BlockChecksum(block.key, {At(block.slot), size})});
-      counted.loaded += parts;
-    } else {
-      ++counted.corrupt;
-      break;
-    }
-  }
-  std::function<void()> wakeup;
-  {
-    MutexLock lock(&mu_);
-    done_.push_back(std::move(job));
-    counters_.stored += counted.stored;
-    counters_.loaded += counted.loaded;
-    counters_.corrupt += counted.corrupt;
-    wakeup = wakeup_;
-    waking_ = true;
-  }
-  if (wakeup != nullptr) wakeup();
-  MutexLock lock(&mu_);
-  waking_ = false;
-  changed_.SignalAll();
-  return true;
 }
 
 void GroupedBlockStore::Finish(Job job) {
-  if (job.end.has_value()) {
-    for (size_t group = 0; group < groups(); ++group) {
-      StoreRequestEnd end = *job.end;
-      end.request = RequestOf(job.end->request, group);
-      end.conversation = RequestOf(job.end->conversation, group);
-      const bool cold = group < static_cast<size_t>(options_.demoted_groups);
-      if (cold && !end.then.has_value()) {
-        end.then.emplace();
-        end.then->kind = CacheAction::Kind::kDemote;
-      }
-      inner_->EndRequest(end);
-    }
-    return;
-  }
+  if (job.end.has_value()) return FinishRequest(*job.end);
   if (!job.load.has_value()) {
     std::vector<WrittenBlock> parts;
     for (const Staged& block : job.blocks) {
       for (const Part& part : block.parts) {
         parts.push_back({HeadParts::KeyOf(block.key, part.group), part.place, part.checksum});
+        if (tier_one_.parts != nullptr) tier_one_.parts->Came(block.key, part.group);
       }
       free_slots_.push_back(block.slot);
     }

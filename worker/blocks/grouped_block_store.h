@@ -1,7 +1,8 @@
 // A block store whose blocks lie in another one in parts, one for each group of KV heads (DESIGN:
 // tiering by head). Parts of one group form chains of their own, so that they move between tiers by
-// themselves: when a request ends, those of the coldest groups are sent below tier 1. Lossless: a
-// block is given back when all its parts are there, and otherwise it is not.
+// themselves: when a request ends and more of them lie in tier 1 than are to, those that are worth
+// least are sent below (tier_one_parts.h). Lossless: a block is given back when all its parts are
+// there, and otherwise it is not.
 //
 // Places that the scheduler sees are in a staging area of this process, bounded; blocks are taken
 // apart into the inner store's places, and put together from them, by a thread of this object
@@ -27,18 +28,31 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
 #include "common/bytes.h"
+#include "common/clock.h"
 #include "common/mutex.h"
 #include "worker/core/block_store.h"
 #include "worker/core/conversation_hints.h"
+#include "worker/core/head_mass.h"
 #include "worker/core/head_parts.h"
+#include "worker/core/tier_one_parts.h"
 
 namespace palimpsest {
 
 class GroupedBlockStore final : public BlockStore, public ConversationHints {
  public:
   struct Options {
-    int32_t demoted_groups = 0;  // of the coldest, which are the first
     int32_t staging_blocks = 0;
+  };
+
+  // Which parts are to lie in tier 1. All functions are called on the engine's thread.
+  struct TierOne {
+    std::unique_ptr<TierOneParts> parts;  // null: the inner store alone decides
+    const Clock* clock = nullptr;
+    // What was sampled so far; null: nothing.
+    std::function<const HeadMass*()> masses;
+    // The inner store's blocks of the chain, from `first` on, are to go below tier 1; those that
+    // somebody uses or that are not there stay as they are. What was committed before is there.
+    std::function<void(const BlockChain& chain, int32_t first)> demote;
   };
 
   // Of parts, since the start.
@@ -48,10 +62,9 @@ class GroupedBlockStore final : public BlockStore, public ConversationHints {
     int64_t corrupt = 0;  // did not have their checksums
   };
 
-  // `inner` has blocks of parts.part_bytes(); `hints` goes with it, null: none are given. Requires
-  // 0 <= demoted_groups < parts.count().
+  // `inner` has blocks of parts.part_bytes(); `hints` goes with it, null: none are given.
   GroupedBlockStore(const Options& options, HeadParts parts, BlockStore* inner,
-                    ConversationHints* hints);
+                    ConversationHints* hints, TierOne tier_one);
   // Stops.
   ~GroupedBlockStore() override;
 
@@ -129,10 +142,12 @@ class GroupedBlockStore final : public BlockStore, public ConversationHints {
   void OnInner(ReserveAnswer answer);
   void OnInner(AcquireAnswer answer);
   void OnInner(PlacesWanted) {}  // places of the inner store are held for copies alone
-  void OnInner(StoreLost event) { events_.push_back(event); }
+  void OnInner(StoreLost event);
   void FinishReserve(ReserveCall call);
   ReservedBlock ReserveOne(const ReserveCall& call, size_t index);
+  void NoteTierOne(const AcquireCall& call);
   void FinishAcquire(AcquireCall call);
+  void FinishRequest(const StoreRequestEnd& ended);
   void Finish(Job job);
   std::optional<size_t> TakeSlot();
   void AbortParts(const std::vector<Staged>& blocks);
@@ -146,6 +161,7 @@ class GroupedBlockStore final : public BlockStore, public ConversationHints {
   const HeadParts parts_;
   BlockStore* const inner_;
   ConversationHints* const hints_;
+  const TierOne tier_one_;
   const std::unique_ptr<std::byte[]> staging_;
 
   // Of the engine's thread.

@@ -3,9 +3,8 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <map>
-#include <memory>
+#include <optional>
 #include <random>
 #include <utility>
 #include <variant>
@@ -15,166 +14,14 @@
 #include "common/mutex.h"
 #include "gtest/gtest.h"
 #include "worker/blocks/common_lower.h"
-#include "worker/core/block_keys.h"
-#include "worker/core/conversation_hints.h"
+#include "worker/blocks/grouped_block_store_fixture.h"
 #include "worker/core/fake_block_store.h"
 
 namespace palimpsest {
 namespace {
 
-constexpr int32_t kBlockTokens = 4;
-constexpr BlockKey kRoot{1, 2};
-
-HeadParts ThreeParts() {
-  return HeadParts::Create(
-             {.layers = 3, .kv_heads = 2, .block_tokens = kBlockTokens, .row = Bytes(8)},
-             {{5, 0}, {2, 4}, {1, 3}})
-      .value();
-}
-
-// The bytes of a block are those that its key says.
-std::vector<std::byte> Content(const BlockKey& key, Bytes size) {
-  std::mt19937_64 random(key.low ^ key.high);
-  std::vector<std::byte> bytes(static_cast<size_t>(size.count()));
-  for (std::byte& byte : bytes) byte = static_cast<std::byte>(random());
-  return bytes;
-}
-
-BlockChain Chain(uint64_t seed, size_t blocks) {
-  std::mt19937_64 random(seed);
-  BlockChain chain = {.parent = kRoot, .keys = {}, .tokens = {}};
-  for (size_t i = 0; i < blocks; ++i) {
-    for (int t = 0; t < kBlockTokens; ++t) {
-      chain.tokens.push_back(static_cast<TokenId>(random() % 3));
-    }
-    const BlockKey& parent = i == 0 ? chain.parent : chain.keys.back();
-    chain.keys.push_back(ChainKey(
-        parent, absl::MakeConstSpan(chain.tokens).last(static_cast<size_t>(kBlockTokens))));
-  }
-  return chain;
-}
-
-// Keeps what it is told, and answers with as many blocks as there were hints before.
-class FakeHints final : public ConversationHints {
- public:
-  void Hint(uint64_t conversation, const CacheAction& action,
-            std::function<void(absl::StatusOr<uint64_t>)> done) override {
-    conversations.push_back(conversation);
-    kinds.push_back(action.kind);
-    if (fails) return done(absl::NotFoundError("no such conversation"));
-    done(conversations.size());
-  }
-
-  std::vector<uint64_t> conversations;
-  std::vector<CacheAction::Kind> kinds;
-  bool fails = false;
-};
-
-FakeBlockStore::Options Capacity(int32_t parts) {
-  FakeBlockStore::Options options;
-  options.capacity_blocks = parts;
-  return options;
-}
-
-class Grouped {
- public:
-  Grouped(FakeBlockStore::Options options, int32_t demoted, int32_t staging) {
-    options.block_bytes = ThreeParts().part_bytes();
-    options.block_tokens = kBlockTokens;
-    inner_ = std::make_unique<FakeBlockStore>(options);
-    store_ = std::make_unique<GroupedBlockStore>(
-        GroupedBlockStore::Options{.demoted_groups = demoted, .staging_blocks = staging},
-        ThreeParts(), inner_.get(), &hints_);
-  }
-
-  FakeBlockStore& inner() { return *inner_; }
-  FakeHints& hints() { return hints_; }
-  GroupedBlockStore& store() { return *store_; }
-  Bytes block_bytes() const { return ThreeParts().block_bytes(); }
-
-  // Reserves and commits; returns how many blocks were written.
-  size_t Put(const BlockChain& chain) {
-    const ReserveAnswer answer = Reserve(chain);
-    std::vector<WrittenBlock> written;
-    for (size_t i = 0; i < answer.blocks.size(); ++i) {
-      if (answer.blocks[i].result != ReservedBlock::Result::kReserved) continue;
-      written.push_back(Write(chain.keys[i], answer.blocks[i].place));
-    }
-    const size_t count = written.size();
-    if (count > 0) store_->Commit(std::move(written));
-    Settle();
-    return count;
-  }
-
-  ReserveAnswer Reserve(const BlockChain& chain) {
-    store_->Reserve(StoreCallId(++calls_), 0, chain);
-    return std::get<ReserveAnswer>(Event());
-  }
-
-  WrittenBlock Write(const BlockKey& key, const StorePlace& place) const {
-    const std::vector<std::byte> bytes = Content(key, block_bytes());
-    std::copy(bytes.begin(), bytes.end(), place.memory);
-    return {key, place, BlockChecksum(key, bytes)};
-  }
-
-  AcquireAnswer Get(const BlockChain& chain, uint64_t request, bool wait = false) {
-    StoreQuery query;
-    query.chain = chain;
-    query.request = request;
-    if (wait) query.wait = absl::Seconds(1);
-    store_->Acquire(StoreCallId(++calls_), std::move(query));
-    return std::get<AcquireAnswer>(Event());
-  }
-
-  void End(uint64_t request) {
-    StoreRequestEnd end;
-    end.request = request;
-    store_->EndRequest(end);
-    Settle();
-  }
-
-  // Does all that is to be done.
-  std::vector<StoreEvent> Settle() {
-    std::vector<StoreEvent> events;
-    bool more = true;
-    while (more) {
-      inner_->AnswerAll();
-      for (StoreEvent& event : store_->TakeEvents()) events.push_back(std::move(event));
-      more = store_->CopyOne();
-    }
-    return events;
-  }
-
- private:
-  StoreEvent Event() {
-    std::vector<StoreEvent> events = Settle();
-    EXPECT_EQ(events.size(), 1u);
-    return std::move(events.front());
-  }
-
-  FakeHints hints_;
-  std::unique_ptr<FakeBlockStore> inner_;
-  std::unique_ptr<GroupedBlockStore> store_;
-  uint64_t calls_ = 0;
-};
-
-// What was found is released; returns how many blocks there were.
-size_t Check(Grouped& grouped, const BlockChain& chain, const AcquireAnswer& answer) {
-  std::vector<StorePlace> places;
-  EXPECT_LE(answer.blocks.size(), chain.keys.size());
-  for (size_t i = 0; i < answer.blocks.size(); ++i) {
-    const PinnedBlock& block = answer.blocks[i];
-    const std::vector<std::byte> want = Content(chain.keys[i], grouped.block_bytes());
-    EXPECT_TRUE(std::equal(want.begin(), want.end(), block.place.memory)) << "block " << i;
-    EXPECT_EQ(block.checksum, BlockChecksum(chain.keys[i], want));
-    places.push_back(block.place);
-  }
-  if (!places.empty()) grouped.store().Release(std::move(places));
-  return answer.blocks.size();
-}
-
 TEST(GroupedBlockStore, BlocksComeBackFromTheirParts) {
-  Grouped grouped(Capacity(60), 0, 20);
+  Grouped grouped(Capacity(60), std::nullopt, 20);
   const BlockChain chain = Chain(1, 8);
   EXPECT_EQ(grouped.Put(chain), 8u);
   EXPECT_EQ(grouped.inner().blocks(), 24u) << "three parts of each";
@@ -189,24 +36,8 @@ TEST(GroupedBlockStore, BlocksComeBackFromTheirParts) {
   EXPECT_EQ(grouped.store().counters().loaded, 39);
 }
 
-TEST(GroupedBlockStore, EndsOfRequestsDemoteTheColdestGroups) {
-  Grouped grouped(Capacity(60), 2, 20);
-  const BlockChain chain = Chain(2, 3);
-  grouped.Put(chain);
-  Check(grouped, chain, grouped.Get(chain, 7));
-  grouped.End(7);
-  const std::vector<StoreRequestEnd>& ends = grouped.inner().ended_requests();
-  ASSERT_EQ(ends.size(), 3u);
-  for (size_t group = 0; group < ends.size(); ++group) {
-    EXPECT_EQ(ends[group].request, 7 * 3 + group);
-    ASSERT_EQ(ends[group].then.has_value(), group < 2);
-    if (group >= 2) continue;
-    EXPECT_EQ(ends[group].then->kind, CacheAction::Kind::kDemote);
-  }
-}
-
 TEST(GroupedBlockStore, AMissingPartIsAMissAndOneBelowIsAwaited) {
-  Grouped grouped(Capacity(60), 1, 20);
+  Grouped grouped(Capacity(60), std::nullopt, 20);
   const BlockChain chain = Chain(3, 6);
   grouped.Put(chain);
   // Whatever part of whatever block goes down, T1 has fewer blocks than before or as many.
@@ -236,7 +67,7 @@ TEST(GroupedBlockStore, AMissingPartIsAMissAndOneBelowIsAwaited) {
 }
 
 TEST(GroupedBlockStore, CorruptPartsEndThePrefix) {
-  Grouped grouped(Capacity(60), 0, 20);
+  Grouped grouped(Capacity(60), std::nullopt, 20);
   const BlockChain chain = Chain(4, 4);
   grouped.Put(chain);
   grouped.inner().Corrupt();
@@ -248,7 +79,7 @@ TEST(GroupedBlockStore, CorruptPartsEndThePrefix) {
 }
 
 TEST(GroupedBlockStore, RoomBoundsWhatIsStoredAndLoaded) {
-  Grouped small(Capacity(10), 0, 20);
+  Grouped small(Capacity(10), std::nullopt, 20);
   const ReserveAnswer answer = small.Reserve(Chain(5, 6));
   ASSERT_FALSE(answer.blocks.empty());
   EXPECT_NE(answer.blocks.back().result, ReservedBlock::Result::kReserved) << "ten parts for six";
@@ -261,7 +92,7 @@ TEST(GroupedBlockStore, RoomBoundsWhatIsStoredAndLoaded) {
   EXPECT_EQ(small.inner().held(), 0u) << "what one group got and another did not was given back";
   EXPECT_EQ(small.store().staged_blocks(), 0);
 
-  Grouped staged(Capacity(60), 0, 2);
+  Grouped staged(Capacity(60), std::nullopt, 2);
   EXPECT_EQ(staged.Put(Chain(6, 5)), 2u) << "as many as can be taken apart at once";
   EXPECT_EQ(staged.Put(Chain(6, 5)), 2u);
   EXPECT_EQ(staged.Put(Chain(6, 5)), 1u);
@@ -285,7 +116,7 @@ TEST(LowerOfAll, BlocksAreAsSlowAsTheirSlowestParts) {
 }
 
 TEST(GroupedBlockStore, HintsReachAllParts) {
-  Grouped grouped(Capacity(10), 0, 2);
+  Grouped grouped(Capacity(10), std::nullopt, 2);
   std::vector<absl::StatusOr<uint64_t>> answers;
   const auto done = [&](const absl::StatusOr<uint64_t>& blocks) { answers.push_back(blocks); };
   CacheAction action;
@@ -310,8 +141,9 @@ TEST(GroupedBlockStoreProperty, NothingWrongIsFoundAndNothingLeaks) {
     options.seed = seed;
     options.failing_percent = static_cast<int>(random() % 20);
     options.lying_percent = static_cast<int>(random() % 10);
-    Grouped grouped(options, static_cast<int32_t>(random() % 3),
-                    2 + static_cast<int32_t>(random() % 10));
+    std::optional<int64_t> limit;
+    if (random() % 3 != 0) limit = static_cast<int64_t>(random() % 20);
+    Grouped grouped(options, limit, 2 + static_cast<int32_t>(random() % 10));
     uint64_t calls = 0;
     std::map<uint64_t, BlockChain> waiting;       // by call
     std::map<uint64_t, uint64_t> request_of;      // Acquire
@@ -414,7 +246,7 @@ TEST(GroupedBlockStoreProperty, NothingWrongIsFoundAndNothingLeaks) {
 }
 
 TEST(GroupedBlockStore, ItsThreadCopiesAndWakes) {
-  Grouped grouped(Capacity(60), 0, 20);
+  Grouped grouped(Capacity(60), std::nullopt, 20);
   Mutex mutex;
   CondVar changed;
   int wakeups = 0;

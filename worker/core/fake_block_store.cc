@@ -230,6 +230,13 @@ void FakeBlockStore::DemoteOne() {
   if (!blocks_.empty()) AnyReady()->second.lower = true;
 }
 
+void FakeBlockStore::Demote(const BlockChain& chain, int32_t first) {
+  for (auto i = static_cast<size_t>(first); i < chain.keys.size(); ++i) {
+    Block* const block = Find(chain, i);
+    if (block != nullptr && block->ready) block->lower = true;
+  }
+}
+
 void FakeBlockStore::Lose() {
   for (const auto& [key, block] : blocks_) {
     if (block.ready) Unuse(block.slot);

@@ -46,9 +46,10 @@ class FakeBlockStore final : public BlockStore {
   // Answers a call that waits, the oldest or any.
   void AnswerOne();
   void AnswerAll();
-  // Drops a block, or moves it to a lower tier.
+  // Drops a block, or moves it to a lower tier; or those of the chain from `first` on.
   void DropOne();
   void DemoteOne();
+  void Demote(const BlockChain& chain, int32_t first);
   // Drops all blocks, and fails the calls that wait.
   void Lose();
   void WantPlaces() { events_.push_back(PlacesWanted{}); }

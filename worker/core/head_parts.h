@@ -26,7 +26,7 @@ struct HeadPartsShape {
 
 class HeadParts {
  public:
-  // `groups`: heads by number, layer * kv_heads + KV head, as HeadGroups has them. InvalidArgument
+  // `groups`: heads by number, layer * kv_heads + KV head, as GroupHeads has them. InvalidArgument
   // unless each head is in exactly one group and all groups have the same size.
   static absl::StatusOr<HeadParts> Create(const HeadPartsShape& shape,
                                           std::vector<std::vector<int32_t>> groups);

@@ -44,7 +44,7 @@ struct LossyHeads {
   bool any() const { return !dropped.empty(); }
   int32_t count() const;
   // Of a sequence of `tokens` tokens: what the far keys and values of the dropped heads take, whole
-  // blocks alone. `head_bytes`: of one head in a block (KvHeadBytes).
+  // blocks alone. `head_bytes`: of one head in a block.
   Bytes FreedBytes(int32_t tokens, int32_t block_tokens, Bytes head_bytes) const;
 };
 

@@ -16,13 +16,16 @@ void ReadHeads(ConfigReader reader, WorkerConfig& config) {
   heads.profile = reader.String("profile", "");
   heads.lossy = reader.Bool("lossy", false);
   heads.keep = reader.Double("keep", 0, 1, 1);
-  heads.groups = static_cast<int32_t>(reader.Int("groups", 1, HeadGroups::kMost, 1));
-  heads.demoted_groups = static_cast<int32_t>(reader.Int("demoted_groups", 0, heads.groups - 1, 0));
+  heads.groups = static_cast<int32_t>(reader.Int("groups", 1, kMostHeadGroups, 1));
+  heads.tier_1_bytes = reader.Size("tier_1_bytes", Bytes(0), GiB(1 << 20), Bytes(0));
   if (heads.groups > 1 && heads.profile.empty()) {
     reader.Error("groups", "needs a profile of the heads (palctl bench heads --profile FILE)");
   }
   if (heads.groups > 1 && config.device == WorkerConfig::Device::kCuda) {
     reader.Error("groups", "is of the host back-end alone");
+  }
+  if (heads.tier_1_bytes > Bytes(0) && heads.groups == 1) {
+    reader.Error("tier_1_bytes", "needs groups above 1: what leaves tier 1 is parts of blocks");
   }
   if (!heads.measured_file.empty() && heads.sample_every == 0) {
     reader.Error("measured_file", "needs sample_every above 0: nothing is measured otherwise");

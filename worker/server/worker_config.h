@@ -81,10 +81,11 @@ struct WorkerConfig {
     std::string profile;
     bool lossy = false;
     double keep = 1;
-    // Blocks go to the tiers in so many parts by groups of heads of like mass (by the profile), and
-    // those of the coldest groups leave tier 1 when a request ends. Lossless.
+    // Blocks go to the tiers in so many parts by groups of heads of like mass (by the profile).
+    // When a request ends and this worker's parts take more of tier 1 than these bytes (0: no
+    // limit), those that are worth least go below. Lossless.
     int32_t groups = 1;
-    int32_t demoted_groups = 0;
+    Bytes tier_1_bytes;
   };
   Heads heads;
   // Tokens that a client may be behind before it loses its request.

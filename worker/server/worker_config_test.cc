@@ -70,12 +70,14 @@ TEST(WorkerConfig, HeadsAreLeftAloneUnlessAskedAndLossySaysSo) {
               HasSubstr("profile"));
   EXPECT_THAT(std::string(heads("measured_file: heads.json").status().message()),
               HasSubstr("sample_every"));
-  const auto groups = heads("groups: 3, demoted_groups: 1, profile: heads.json");
+  const auto groups = heads("groups: 3, tier_1_bytes: 8 MiB, profile: heads.json");
   ASSERT_TRUE(groups.ok()) << groups.status();
   EXPECT_EQ(groups->heads.groups, 3);
+  EXPECT_EQ(groups->heads.tier_1_bytes, MiB(8));
+  EXPECT_EQ(heads("groups: 3, profile: heads.json")->heads.tier_1_bytes, Bytes(0));
   EXPECT_THAT(std::string(heads("groups: 2").status().message()), HasSubstr("profile"));
-  EXPECT_FALSE(heads("groups: 2, demoted_groups: 2, profile: heads.json").ok())
-      << "the hottest group stays";
+  EXPECT_THAT(std::string(heads("tier_1_bytes: 8 MiB, profile: heads.json").status().message()),
+              HasSubstr("needs groups above 1"));
   const auto cuda = Read(std::string(kMinimal) +
                          "engine: {device: cuda, heads: {lossy: true, profile: heads.json}}");
   EXPECT_THAT(std::string(cuda.status().message()), HasSubstr("CPU"));

@@ -309,15 +309,14 @@ absl::Status WorkerProcess::MakeStore(const SchedulerConfig& scheduler) {
   if (!parts.has_value()) return absl::OkStatus();
   Log(LogLevel::kInfo, "KV blocks go to the tiers in parts, by groups of heads",
       {{"groups", parts->count()},
-       {"demoted_groups", config_.heads.demoted_groups},
        {"block", parts->block_bytes()},
-       {"leaves_tier_1", parts->part_bytes() * config_.heads.demoted_groups}});
+       {"tier_1_bytes", config_.heads.tier_1_bytes}});
   GroupedBlockStore::Options grouped;
-  grouped.demoted_groups = config_.heads.demoted_groups;
   grouped.staging_blocks = static_cast<int32_t>(
       std::max<int64_t>(kLeastStagingBlocks, kStagingBytes / parts->block_bytes()));
-  grouped_store_ =
-      std::make_unique<GroupedBlockStore>(grouped, *std::move(parts), store_.get(), store_.get());
+  GroupedBlockStore::TierOne tier_one = TierOneOf(scheduler, parts->part_bytes());
+  grouped_store_ = std::make_unique<GroupedBlockStore>(grouped, *std::move(parts), store_.get(),
+                                                       store_.get(), std::move(tier_one));
   grouped_store_->Start();
   return absl::OkStatus();
 }

@@ -71,6 +71,8 @@ class WorkerProcess {
   // Which heads are dropped and how they are grouped, by the profile.
   absl::Status ReadHeads();
   absl::Status DivideHeads(const HeadProfile& profile);
+  // Which parts of blocks are to lie in tier 1. Requires that heads are grouped, and a store.
+  GroupedBlockStore::TierOne TierOneOf(const SchedulerConfig& scheduler, Bytes part_bytes);
   void WriteMeasuredHeads() const;
   absl::Status Attach(std::function<void(const absl::Status&)> on_fatal);
   // Locks that are held while this process takes memory of GPUs beside slabs, so that it can
@@ -101,6 +103,7 @@ class WorkerProcess {
   ModelConfig rank_model_;  // what one GPU of several computes
   LossyHeads lossy_heads_;
   std::vector<std::vector<int32_t>> head_groups_;  // empty: blocks are stored whole
+  std::optional<HeadMass> profile_mass_;           // by which they are grouped
   std::unique_ptr<Tokenizer> tokenizer_;
   std::unique_ptr<TokenBytes> token_bytes_;
   std::unique_ptr<MemoryBackend> backend_;   // null: the host's

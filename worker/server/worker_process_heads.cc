@@ -3,13 +3,21 @@
 #include <algorithm>
 #include <utility>
 
+#include "common/clock.h"
 #include "common/file.h"
 #include "common/log.h"
 #include "worker/core/head_mass.h"
 #include "worker/core/head_profile.h"
+#include "worker/core/tier_one_parts.h"
 #include "worker/server/worker_process.h"
 
 namespace palimpsest {
+namespace {
+
+// What lengths are rounded up to in the broker's arena (BlockExtent).
+constexpr Bytes kTierOneUnit = KiB(4);
+
+}  // namespace
 
 absl::Status WorkerProcess::ReadHeads() {
   const WorkerConfig::Heads& heads = config_.heads;
@@ -45,14 +53,33 @@ absl::Status WorkerProcess::DivideHeads(const HeadProfile& profile) {
   auto mass = HeadMass::Create({.layers = profile.layers, .kv_heads = profile.kv_heads});
   if (!mass.ok()) return mass.status();
   if (absl::Status status = mass->Sample(profile.mass); !status.ok()) return status;
-  const auto groups = HeadGroups::Create(*mass, config_.heads.groups, Bytes(1));
+  auto groups = GroupHeads(*mass, config_.heads.groups);
   if (!groups.ok()) return groups.status();
-  for (int32_t group = 0; group < groups->count(); ++group) {
-    head_groups_.push_back(groups->members(group));
-    // Neither the order nor the exact masses matter.
-    std::sort(head_groups_.back().begin(), head_groups_.back().end());
-  }
+  head_groups_ = *std::move(groups);
+  // Neither the order nor the exact masses matter to who reads these blocks.
+  for (std::vector<int32_t>& group : head_groups_) std::sort(group.begin(), group.end());
+  profile_mass_ = *std::move(mass);
   return absl::OkStatus();
+}
+
+GroupedBlockStore::TierOne WorkerProcess::TierOneOf(const SchedulerConfig& scheduler,
+                                                    Bytes part_bytes) {
+  if (config_.heads.tier_1_bytes == Bytes(0)) return {};
+  TierOneParts::Options options = {.groups = head_groups_,
+                                   .root = scheduler.root_key,
+                                   .block_tokens = scheduler.geometry.block_tokens,
+                                   .part_bytes = RoundUp(part_bytes, kTierOneUnit),
+                                   .limit = config_.heads.tier_1_bytes};
+  const auto masses = [this]() -> const HeadMass* {
+    const Engine::Heads* const heads = engine_ == nullptr ? nullptr : engine_->heads();
+    return heads == nullptr ? nullptr : &heads->mass;
+  };
+  return {.parts = std::make_unique<TierOneParts>(std::move(options), *profile_mass_),
+          .clock = &Clock::Real(),
+          .masses = masses,
+          .demote = [store = store_.get()](const BlockChain& chain, int32_t first) {
+            store->Demote(chain, first);
+          }};
 }
 
 void WorkerProcess::WriteMeasuredHeads() const {

@@ -100,19 +100,4 @@ absl::StatusOr<std::vector<KvGroup>> MultiHeadGroups(const ModelShape& model,
   return std::vector<KvGroup>{group};
 }
 
-absl::StatusOr<Bytes> KvHeadBytes(const ModelShape& model, const KvFormat& format,
-                                  int64_t block_tokens) {
-  if (block_tokens < 1 || block_tokens > KvSizing::kMaxBlockTokens) {
-    return absl::InvalidArgumentError(absl::StrCat("KV of a head: block_tokens: expected 1 to ",
-                                                   KvSizing::kMaxBlockTokens, ", got ",
-                                                   block_tokens));
-  }
-  if (model.attention.heads == 0 || model.attention.latent_dim > 0) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "KV of a head: expected attention whose heads have keys and values of their own, got ",
-        model.attention.heads == 0 ? "no attention" : "latent attention"));
-  }
-  return HeadTokenBytes(model.attention, format) * block_tokens;
-}
-
 }  // namespace palimpsest

@@ -87,11 +87,6 @@ absl::StatusOr<std::vector<KvGroup>> KvGroups(const ModelShape& model, const Sha
 absl::StatusOr<std::vector<KvGroup>> MultiHeadGroups(const ModelShape& model,
                                                      const ShardOptions& options);
 
-// The KV of one KV head in one layer of a block. InvalidArgument for a model whose heads share a
-// latent vector, and for one without attention.
-absl::StatusOr<Bytes> KvHeadBytes(const ModelShape& model, const KvFormat& format,
-                                  int64_t block_tokens);
-
 }  // namespace palimpsest
 
 #endif  // PALIMPSEST_BROKER_CORE_SIZING_MODEL_SHAPE_H_
