@@ -307,6 +307,9 @@ void BlockDirectory::OnRecovered(TierIndex tier, absl::Span<const BlockRecord> r
 void BlockDirectory::OnStored(TierIndex tier, const BlockRecord& record, absl::Time now) {
   impl_->OnStored(tier, record, now);
 }
+void BlockDirectory::OnForeign(TierIndex tier, const BlockRecord& record, absl::Time now) {
+  impl_->OnForeign(tier, record, now);
+}
 void BlockDirectory::OnRemoved(TierIndex tier, const BlockRecord& record, absl::Time now) {
   impl_->OnRemoved(tier, record, now);
 }

@@ -174,7 +174,8 @@ struct CacheAction {
     kDemote,
     // They come to T1 by `until`, as far as the budget for prefetches allows.
     kPrefetch,
-    // Those that nobody uses, and on which no others hang, are removed everywhere.
+    // Those that nobody uses, and on which no others hang, are removed everywhere, but for what
+    // other nodes have.
     kRelease,
   };
   Kind kind = Kind::kRetain;
@@ -296,13 +297,17 @@ class BlockDirectory {
   void OnStoreDone(TransferId transfer, const absl::Status& status, absl::Time now);
   void OnPurged(PurgeId purge, const absl::Status& status, absl::Time now);
 
-  // Lower tiers: TierStore::Observer, in the order in which things happened. Blocks of tenants that
-  // are not known are removed.
+  // Lower tiers: TierStore::Observer, in the order in which things happened. This node's blocks of
+  // tenants that are not known are removed.
 
   void OnTierState(TierIndex tier, const TierState& state, absl::Time now);
   // Of blocks that the tier found when it was opened, in any order.
   void OnRecovered(TierIndex tier, absl::Span<const BlockRecord> records, absl::Time now);
   void OnStored(TierIndex tier, const BlockRecord& record, absl::Time now);
+  // Another node's, in a tier that they share. It is had like any other, but counts against
+  // nobody's budget and never leaves but by OnRemoved. No second copy is stored there. Blocks of
+  // tenants that are not known, or are being purged, are passed over.
+  void OnForeign(TierIndex tier, const BlockRecord& record, absl::Time now);
   void OnRemoved(TierIndex tier, const BlockRecord& record, absl::Time now);
 
   // Time passes: deadlines, and what waited for room. Returns when it should be called again at the

@@ -80,6 +80,7 @@ class Fuzzer {
   uint64_t prefetched() const { return prefetched_; }
   uint64_t moved_down() const { return moved_down_; }
   uint64_t left_out() const { return left_out_; }
+  uint64_t from_others() const { return from_others_; }
 
  private:
   struct Pin {
@@ -168,11 +169,20 @@ class Fuzzer {
       ASSERT_TRUE(committed_[bytes] == request.path[reply.first + i]) << "another block's bytes";
       ASSERT_FALSE(purged_.contains(bytes)) << "served after a purge";
       request.pins.push_back({block.extent, bytes});
+      from_others_ += by_others_.contains(bytes) ? 1 : 0;
     }
   }
 
   void Check() {
     ASSERT_EQ(store_.directory.CheckConsistency(), absl::OkStatus());
+    for (uint8_t tier = 1; tier <= 2; ++tier) {
+      uint64_t own = 0;
+      for (uint32_t i = 0; i < kTenants; ++i) {
+        const TierCounters counters = store_.directory.CountersOf(TenantId(i), TierIndex(tier));
+        own += counters.blocks - counters.foreign;
+      }
+      ASSERT_LE(own, store_.tiers[tier].size()) << "another node's block is accounted for";
+    }
     for (const auto& [id, session] : sessions_) {
       for (const auto& [number, request] : session.requests) {
         for (const Pin& pin : request.pins) {
@@ -191,7 +201,11 @@ class Fuzzer {
       Purge(TenantId(static_cast<uint32_t>(Roll(kTenants))));
       return;
     }
-    switch (Roll(24)) {
+    switch (Roll(26)) {
+      case 24:
+      case 25:
+        if (Roll(2) == 0) ChangeForeign();
+        return;
       case 0:
         Open(id);
         return;
@@ -228,6 +242,37 @@ class Fuzzer {
         } else {
           Use(id, session->second);
         }
+    }
+  }
+
+  // Other nodes store, remove and damage blocks in the lowest tier, and this one notices, or does
+  // not, or later.
+  void ChangeForeign() {
+    constexpr TierIndex kShared(2);
+    auto& blocks = store_.foreign[kShared.value()];
+    const uint64_t roll = Roll(8);
+    if (roll < 3 || blocks.empty()) {
+      const auto tenant = TenantId(static_cast<uint32_t>(Roll(kTenants)));
+      for (const BlockIdentity& id : RollPath(tenant)) {
+        const uint64_t bytes = ++last_bytes_;
+        if (!store_.LeaveForeign(kShared, id, kBlock, bytes)) continue;
+        committed_[bytes] = id;
+        by_others_.insert(bytes);
+        if (Roll(4) != 0) store_.TellForeign(kShared, id.key);
+      }
+      return;
+    }
+    auto block = blocks.begin();
+    std::advance(block, Roll(blocks.size()));
+    const BlockKey key = block->first;
+    if (roll < 5) {
+      store_.TellForeign(kShared, key);
+    } else if (roll == 5) {
+      block->second.bytes = 0;
+    } else if (roll == 6) {
+      blocks.erase(block);
+    } else {
+      store_.LoseForeign(kShared, key);
     }
   }
 
@@ -484,6 +529,7 @@ class Fuzzer {
         const TierCounters counters = store_.directory.CountersOf(TenantId(i), TierIndex(tier));
         EXPECT_EQ(counters.used, Bytes(0)) << "tier " << int{tier} << " leaked";
         EXPECT_EQ(counters.blocks, 0);
+        EXPECT_EQ(counters.foreign, 0);
         EXPECT_LE(counters.promotions_wasted, counters.promotions_done);
       }
       ASSERT_TRUE(store_.directory.SetBudget(TenantId(i), kArenaTier, Bytes(0), store_.now).ok());
@@ -505,11 +551,13 @@ class Fuzzer {
   EventFollower router_;
   uint64_t promoted_ = 0, demoted_ = 0, waited_ = 0, overdue_ = 0, prefetched_ = 0, moved_down_ = 0;
   uint64_t left_out_ = 0;
+  std::set<uint64_t> by_others_;  // bytes
+  uint64_t from_others_ = 0;
 };
 
 TEST(BlockDirectoryFuzz, RandomCallsAndFaultsNeitherLeakNorServeWhatIsWrong) {
   uint64_t promoted = 0, demoted = 0, waited = 0, overdue = 0, prefetched = 0, moved_down = 0;
-  uint64_t left_out = 0;
+  uint64_t left_out = 0, from_others = 0;
   for (uint64_t seed = 0; seed < 16 && !testing::Test::HasFailure(); ++seed) {
     SCOPED_TRACE(seed);
     Fuzzer fuzzer(seed);
@@ -521,6 +569,7 @@ TEST(BlockDirectoryFuzz, RandomCallsAndFaultsNeitherLeakNorServeWhatIsWrong) {
     prefetched += fuzzer.prefetched();
     moved_down += fuzzer.moved_down();
     left_out += fuzzer.left_out();
+    from_others += fuzzer.from_others();
   }
   EXPECT_GT(promoted, 80);
   EXPECT_GT(demoted, 300);
@@ -529,6 +578,7 @@ TEST(BlockDirectoryFuzz, RandomCallsAndFaultsNeitherLeakNorServeWhatIsWrong) {
   EXPECT_GT(prefetched, 5);
   EXPECT_GT(moved_down, 20) << "from one lower tier to the next";
   EXPECT_GT(left_out, 20) << "answers of a window alone";
+  EXPECT_GT(from_others, 50) << "blocks that other nodes had stored";
 }
 
 }  // namespace

@@ -73,6 +73,7 @@ class BlockDirectory::Impl {
   void OnTierState(TierIndex tier, const TierState& state, absl::Time now);
   void OnRecovered(TierIndex tier, absl::Span<const BlockRecord> records, absl::Time now);
   void OnStored(TierIndex tier, const BlockRecord& record, absl::Time now);
+  void OnForeign(TierIndex tier, const BlockRecord& record, absl::Time now);
   void OnRemoved(TierIndex tier, const BlockRecord& record, absl::Time now);
   absl::Time Tick(absl::Time now);
   TierCounters CountersOf(TenantId tenant, TierIndex tier) const;
@@ -285,8 +286,11 @@ class BlockDirectory::Impl {
   size_t Forsake(TenantBlocks& tenant, absl::Span<const BlockHandle> path);
 
   // Lower tiers (directory_tiers.cc).
-  // Takes note of a copy, or has it removed: the tenant, or another block with the key, is known.
-  void AddCopy(TierIndex tier, const BlockRecord& record, absl::Time now);
+  // Takes note of a copy. False if another block with the key is known.
+  bool AddCopy(TenantBlocks& tenant, TierIndex tier, const BlockRecord& record, bool foreign,
+               absl::Time now);
+  // The same for this node's, which is removed if nothing is to know of it.
+  void AddOwn(TierIndex tier, const BlockRecord& record, absl::Time now);
   void SendPurge(PurgeId id);
 
   // Chunks (directory_chunks.cc).

@@ -172,10 +172,7 @@ std::vector<ArenaLedger::Acquired> BlockDirectory::Impl::Pin(SessionId session, 
   TenantBlocks& tenant = *sessions_.at(session).tenant;
   for (size_t i = 0; i < acquired->size(); ++i) {
     const ArenaExtent& extent = (*acquired)[i].extent;
-    const TierIndex from = tenant.Pinned(path[i]);
-    TierCounters& counters = tenant.account(waited ? from : kArenaTier).counters;
-    ++counters.hits;
-    counters.hit_bytes += extent.length;
+    tenant.Pinned(path[i], waited);
     Pins& pins = request.pins[PlaceOf(extent)];
     ++pins.count;
     pins.block = path[i];

@@ -20,35 +20,51 @@ void BlockDirectory::Impl::OnTierState(TierIndex tier, const TierState& state, a
   Pump(now);
 }
 
-void BlockDirectory::Impl::AddCopy(TierIndex tier, const BlockRecord& record, absl::Time now) {
-  const auto remove = [&] { actions_.push_back(RemoveBlock{.tier = tier, .key = record.id.key}); };
-  const auto found = by_name_.find(record.id.tenant);
-  if (found == by_name_.end()) {
-    remove();
-    return;
-  }
-  TenantBlocks& tenant = *found->second;
+bool BlockDirectory::Impl::AddCopy(TenantBlocks& tenant, TierIndex tier, const BlockRecord& record,
+                                   bool foreign, absl::Time now) {
   BlockHandle block = tenant.tree().Find(record.id.key);
   if (block == kNoBlock) {
     block = tenant.tree().Add(record.id.key, tenant.tree().Find(record.id.parent));
     tenant.NameStrangers({&block, 1}, now);
   }
   PlacedBlock& placed = tenant.At(block);
-  const auto store = stores_.find(placed.store);
   const std::optional<ArenaLedger::Found> above = ledger_.Find(tenant.id(), record.id.key);
-  const bool collides = (placed.id != nullptr && *placed.id != record.id) ||
-                        (above.has_value() && *above->id != record.id);
-  if (collides) tenant.account(tier).Refuse(Refusal::kCollision);
-  if (collides || (store != stores_.end() && store->second.to == tier && store->second.doomed)) {
-    remove();
-  } else if (placed.CopyIn(tier) == nullptr) {
-    tenant.Stored(block, tier, record);
+  if ((placed.id != nullptr && *placed.id != record.id) ||
+      (above.has_value() && *above->id != record.id)) {
+    tenant.account(tier).Refuse(Refusal::kCollision);
+    return false;
   }
+  const Copy* const known = placed.CopyIn(tier);
+  if (known != nullptr && known->foreign && !foreign) tenant.Removed(block, tier);
+  if (placed.CopyIn(tier) == nullptr) tenant.Stored(block, tier, record, foreign);
+  return true;
+}
+
+void BlockDirectory::Impl::AddOwn(TierIndex tier, const BlockRecord& record, absl::Time now) {
+  const auto found = by_name_.find(record.id.tenant);
+  bool wanted = found != by_name_.end();
+  if (wanted) {
+    TenantBlocks& tenant = *found->second;
+    const BlockHandle block = tenant.tree().Find(record.id.key);
+    const auto store = block == kNoBlock ? stores_.end() : stores_.find(tenant.At(block).store);
+    const bool doomed = store != stores_.end() && store->second.to == tier && store->second.doomed;
+    wanted = !doomed && AddCopy(tenant, tier, record, /*foreign=*/false, now);
+  }
+  if (!wanted) actions_.push_back(RemoveBlock{.tier = tier, .key = record.id.key});
 }
 
 void BlockDirectory::Impl::OnStored(TierIndex tier, const BlockRecord& record, absl::Time now) {
   if (tier == kArenaTier || !CheckTier(tier).ok()) return;
-  AddCopy(tier, record, now);
+  AddOwn(tier, record, now);
+  Pump(now);
+}
+
+void BlockDirectory::Impl::OnForeign(TierIndex tier, const BlockRecord& record, absl::Time now) {
+  if (tier == kArenaTier || !CheckTier(tier).ok()) return;
+  const auto found = by_name_.find(record.id.tenant);
+  // What is found before the tier has purged may be from before.
+  if (found == by_name_.end() || Purging(found->second->id())) return;
+  AddCopy(*found->second, tier, record, /*foreign=*/true, now);
   Pump(now);
 }
 
@@ -65,7 +81,7 @@ void BlockDirectory::Impl::OnRecovered(TierIndex tier, absl::Span<const BlockRec
       chain.push_back(next->second);
       left.erase(next);
     }
-    for (; !chain.empty(); chain.pop_back()) AddCopy(tier, *chain.back(), now);
+    for (; !chain.empty(); chain.pop_back()) AddOwn(tier, *chain.back(), now);
   }
   Pump(now);
 }
@@ -114,7 +130,11 @@ absl::StatusOr<uint64_t> BlockDirectory::Impl::Purge(TenantId id, absl::Time now
     placed.doomed = placed.arena == InArena::kWriting;
     if (placed.ready()) Drop(tenant, block);
     for (const Copy& copy : absl::InlinedVector<Copy, 1>(placed.copies)) {
-      if (!copy.leaving) tenant.LeaveTier(block, copy.tier);
+      if (copy.foreign) {
+        tenant.Removed(block, copy.tier);
+      } else if (!copy.leaving) {
+        tenant.LeaveTier(block, copy.tier);
+      }
     }
   }
   for (size_t i = 1; i <= lower_.size(); ++i) {

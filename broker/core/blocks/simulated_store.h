@@ -32,7 +32,10 @@ class SimulatedStore {
   };
 
   SimulatedStore(const DirectoryOptions& options, absl::Time start)
-      : now(start), directory(options), tiers(options.lower.size() + 1) {}
+      : now(start),
+        directory(options),
+        tiers(options.lower.size() + 1),
+        foreign(options.lower.size() + 1) {}
 
   // Takes the directory's actions into `pending`, answers into `answers`.
   void Collect() {
@@ -69,14 +72,22 @@ class SimulatedStore {
   }
 
   // A tier loses a block by itself: it expired, or was found to be corrupt.
-  void Lose(TierIndex tier, const BlockKey& key) {
-    auto& blocks = tiers[tier.value()];
-    const auto found = blocks.find(key);
-    if (found == blocks.end()) return;
-    const BlockRecord record = found->second.record;
-    blocks.erase(found);
-    directory.OnRemoved(tier, record, now);
+  void Lose(TierIndex tier, const BlockKey& key) { Vanish(tiers[tier.value()], tier, key); }
+
+  // Another node stores a block in a tier, unless that has it; whether and when this one finds it
+  // is TellForeign's.
+  bool LeaveForeign(TierIndex tier, const BlockIdentity& id, Bytes length, uint64_t bytes) {
+    if (tiers[tier.value()].contains(id.key)) return false;
+    const BlockRecord record = {.id = id, .length = length, .checksum = bytes};
+    return foreign[tier.value()].emplace(id.key, Stored{record, bytes}).second;
+  }
+  void TellForeign(TierIndex tier, const BlockKey& key) {
+    directory.OnForeign(tier, foreign[tier.value()].at(key).record, now);
     Collect();
+  }
+  // The other node removes it, and this one notices.
+  void LoseForeign(TierIndex tier, const BlockKey& key) {
+    Vanish(foreign[tier.value()], tier, key);
   }
 
   uint64_t& BytesAt(const ArenaExtent& extent) {
@@ -87,6 +98,8 @@ class SimulatedStore {
   BlockDirectory directory;
   std::map<std::pair<uint32_t, int64_t>, uint64_t> memory;
   std::vector<std::map<BlockKey, Stored>> tiers;  // by TierIndex; T1's is empty
+  // What other nodes have in them.
+  std::vector<std::map<BlockKey, Stored>> foreign;
   std::vector<BlockAction> pending;
   std::map<WaitId, AcquireReply> answers;
   std::vector<SessionId> overdue_sessions;
@@ -95,6 +108,15 @@ class SimulatedStore {
   std::map<TenantId, std::string> names;
 
  private:
+  void Vanish(std::map<BlockKey, Stored>& blocks, TierIndex tier, const BlockKey& key) {
+    const auto found = blocks.find(key);
+    if (found == blocks.end()) return;
+    const BlockRecord record = found->second.record;
+    blocks.erase(found);
+    directory.OnRemoved(tier, record, now);
+    Collect();
+  }
+
   void Do(const MakeChunk& action, Fault fault) {
     directory.OnChunkMade(
         action.chunk,
@@ -116,19 +138,27 @@ class SimulatedStore {
 
   void Do(const LoadBlock& action, Fault fault) {
     absl::Status status;
-    auto& blocks = tiers[action.from.value()];
-    const auto found = blocks.find(action.record.id.key);
+    const BlockKey& key = action.record.id.key;
+    const bool own = tiers[action.from.value()].contains(key);
+    auto& blocks = own ? tiers[action.from.value()] : foreign[action.from.value()];
+    const auto found = blocks.find(key);
     if (fault == Fault::kFailed) {
       status = absl::UnavailableError("it failed");
     } else if (found == blocks.end() || found->second.record.id != action.record.id) {
       status = absl::NotFoundError("no such block");
+      // A store forgets what another node had.
+      if (found == blocks.end()) directory.OnRemoved(action.from, action.record, now);
     } else if (fault == Fault::kLate) {
       status = absl::DeadlineExceededError("late");
       BytesAt(action.to) = found->second.bytes;
     } else if (fault == Fault::kMismatch || found->second.bytes != action.record.checksum) {
       status = absl::DataLossError("wrong bytes");
       BytesAt(action.to) = 0;
-      Lose(action.from, action.record.id.key);
+      if (own) {
+        Lose(action.from, key);
+      } else {
+        directory.OnRemoved(action.from, action.record, now);
+      }
     } else {
       BytesAt(action.to) = found->second.bytes;
     }
@@ -153,7 +183,10 @@ class SimulatedStore {
       return absl::DataLossError("wrong bytes");
     }
     auto& to = tiers[action.to.value()];
-    if (to.contains(action.record.id.key)) return absl::AlreadyExistsError("it is there");
+    if (to.contains(action.record.id.key) ||
+        foreign[action.to.value()].contains(action.record.id.key)) {
+      return absl::AlreadyExistsError("it is there");
+    }
     to[action.record.id.key] = {action.record, bytes};
     directory.OnStored(action.to, action.record, now);
     return fault == Fault::kLate ? absl::DeadlineExceededError("late") : absl::OkStatus();
@@ -170,6 +203,10 @@ class SimulatedStore {
       if (stored.record.id.tenant == names[action.tenant]) keys.push_back(key);
     }
     for (const BlockKey& key : keys) Lose(action.tier, key);
+    // Those of other nodes are of an earlier generation now, which is known to whoever loads them.
+    std::erase_if(foreign[action.tier.value()], [&](const auto& block) {
+      return block.second.record.id.tenant == names[action.tenant];
+    });
     directory.OnPurged(action.purge, absl::OkStatus(), now);
   }
 };

@@ -149,8 +149,9 @@ void TenantBlocks::ForgetOldest() {
 cache::Outlook TenantBlocks::Guess() const {
   uint64_t hits = 0, stored = 0;
   for (size_t i = 1; i < accounts_.size(); ++i) {
-    hits += accounts_[i].counters.hits;
-    stored += accounts_[i].counters.stored;
+    const TierCounters& counters = accounts_[i].counters;
+    hits += counters.hits - counters.foreign_hits;
+    stored += counters.stored - counters.foreign_stored;
   }
   const double reuse =
       std::min(1.0, static_cast<double>(hits + 1) / static_cast<double>(stored + 2));
@@ -205,7 +206,9 @@ void TenantBlocks::Committed(BlockHandle block, TierIndex from) {
   PlacedBlock& placed = At(block);
   assert(placed.arena == InArena::kWriting);
   placed.arena = InArena::kRanked;
+  const Copy* const source = from == kArenaTier ? nullptr : placed.CopyIn(from);
   placed.promoted_from = from.value();
+  placed.promoted_foreign = source != nullptr && source->foreign;
   if (placed.prefetched.has_value()) {
     prefetcher_.planner().OnFetched(tree_.key(block), *placed.prefetched);
     placed.prefetched.reset();
@@ -261,14 +264,17 @@ void TenantBlocks::Unretain(BlockHandle block) {
   rank(kArenaTier).Unpin(block);
 }
 
-TierIndex TenantBlocks::Pinned(BlockHandle block) {
+void TenantBlocks::Pinned(BlockHandle block, bool waited) {
   PlacedBlock& placed = At(block);
   ComeBack(block);
   rank(kArenaTier).Pin(block);
   prefetcher_.planner().OnUsed(tree_.key(block));
   const TierIndex from(placed.promoted_from);
   placed.promoted_from = 0;
-  return from;
+  TierCounters& counters = account(waited ? from : kArenaTier).counters;
+  ++counters.hits;
+  counters.hit_bytes += placed.length;
+  if (waited && from != kArenaTier && placed.promoted_foreign) ++counters.foreign_hits;
 }
 
 void TenantBlocks::Dropped(BlockHandle block) {
@@ -294,33 +300,47 @@ void TenantBlocks::Dropped(BlockHandle block) {
   tree_.Release(block);
 }
 
-void TenantBlocks::Stored(BlockHandle block, TierIndex tier, const BlockRecord& record) {
+void TenantBlocks::Stored(BlockHandle block, TierIndex tier, const BlockRecord& record,
+                          bool foreign) {
   PlacedBlock& placed = At(block);
   assert(placed.CopyIn(tier) == nullptr);
   if (placed.copies.empty()) placed.id = std::make_unique<BlockIdentity>(record.id);
-  placed.copies.push_back({tier, record.length, record.checksum, record.expiry});
-  account(tier).copies += account(tier).Rounded(record.length);
+  placed.copies.push_back({.tier = tier,
+                           .length = record.length,
+                           .checksum = record.checksum,
+                           .expiry = record.expiry,
+                           .foreign = foreign});
   tree_.Retain(block);
-  rank(tier).Insert(block);
+  if (foreign) {
+    ++account(tier).counters.foreign;
+    ++account(tier).counters.foreign_stored;
+  } else {
+    account(tier).copies += account(tier).Rounded(record.length);
+    rank(tier).Insert(block);
+  }
   Count(BlockEvent::Kind::kStored, tier, block);
 }
 
 void TenantBlocks::LeaveTier(BlockHandle block, TierIndex tier) {
   Copy* const copy = At(block).CopyIn(tier);
-  assert(copy != nullptr && !copy->leaving);
+  assert(copy != nullptr && !copy->leaving && !copy->foreign);
   copy->leaving = true;
   account(tier).leaving += account(tier).Rounded(copy->length);
   rank(tier).Remove(block);
 }
 
 void TenantBlocks::Removed(BlockHandle block, TierIndex tier) {
-  if (!At(block).CopyIn(tier)->leaving) LeaveTier(block, tier);
   PlacedBlock& placed = At(block);
   const Copy* const copy = placed.CopyIn(tier);
   TierAccount& account = this->account(tier);
-  const Bytes bytes = account.Rounded(copy->length);
-  account.leaving -= bytes;
-  account.copies -= bytes;
+  if (copy->foreign) {
+    --account.counters.foreign;
+  } else {
+    if (!copy->leaving) LeaveTier(block, tier);
+    const Bytes bytes = account.Rounded(copy->length);
+    account.leaving -= bytes;
+    account.copies -= bytes;
+  }
   placed.copies.erase(placed.copies.begin() + (copy - placed.copies.data()));
   if (placed.copies.empty()) placed.id.reset();
   Count(BlockEvent::Kind::kRemoved, tier, block);
@@ -328,7 +348,7 @@ void TenantBlocks::Removed(BlockHandle block, TierIndex tier) {
 }
 
 absl::Status TenantBlocks::CheckConsistency() const {
-  std::vector<uint64_t> blocks(tiers());
+  std::vector<uint64_t> blocks(tiers()), foreign(tiers());
   std::vector<Bytes> copies(tiers()), leaving(tiers());
   Bytes spare, arena_leaving, retained;
   const auto wrong = [this](absl::string_view what) {
@@ -356,6 +376,13 @@ absl::Status TenantBlocks::CheckConsistency() const {
     for (const Copy& copy : placed.copies) {
       const size_t tier = copy.tier.value();
       ++blocks[tier];
+      if (copy.foreign) {
+        ++foreign[tier];
+        if (copy.leaving || ranks_[tier]->Contains(block)) {
+          return wrong("a block of another node is ranked, or about to be removed");
+        }
+        continue;
+      }
       copies[tier] += accounts_[tier].Rounded(copy.length);
       if (copy.leaving) leaving[tier] += accounts_[tier].Rounded(copy.length);
       if (ranks_[tier]->Contains(block) == copy.leaving) {
@@ -372,7 +399,7 @@ absl::Status TenantBlocks::CheckConsistency() const {
   for (size_t i = 0; i < tiers(); ++i) {
     const TierAccount& account = accounts_[i];
     if (account.copies != copies[i] || account.leaving != leaving[i] ||
-        account.counters.blocks != blocks[i] ||
+        account.counters.blocks != blocks[i] || account.counters.foreign != foreign[i] ||
         account.counters.stored - account.counters.removed != blocks[i]) {
       return wrong(absl::StrCat("the sums of tier ", i, " are wrong"));
     }

@@ -47,6 +47,8 @@ struct Copy {
   uint64_t checksum = 0;
   absl::Time expiry;
   bool leaving = false;  // not ranked: its removal was asked for, or waits for a copy further down
+  // Another node's, in a tier that they share: neither ranked nor accounted here, nor ever leaving.
+  bool foreign = false;
 };
 
 struct PlacedBlock {
@@ -54,8 +56,9 @@ struct PlacedBlock {
   bool doomed = false;  // purged while it was written: must not be served
   // Being loaded, and nobody asked for it.
   std::optional<prefetch::Trigger> prefetched;
-  uint64_t retention = 0;     // by which it is retained; 0: none
-  uint8_t promoted_from = 0;  // the tier, until it is used
+  uint64_t retention = 0;         // by which it is retained; 0: none
+  uint8_t promoted_from = 0;      // the tier, until it is used
+  bool promoted_foreign = false;  // another node had it there
   bool load_queued = false;
   Bytes length;       // in the arena
   TransferId load{};  // under way, 0: none
@@ -76,7 +79,7 @@ struct TierAccount {
   TierCounters counters;  // but used, capacity and price
   Bytes budget;
   Bytes unit;
-  Bytes copies;   // lower tiers: of all copies
+  Bytes copies;   // lower tiers: of all copies but foreign ones
   Bytes leaving;  // of them
   Bytes writing;  // stores under way
   TierPrice price;
@@ -141,8 +144,8 @@ class TenantBlocks {
   // kRanked, chosen to go, and not retained.
   void Leave(BlockHandle block, InArena to);
   void Spare(BlockHandle block);
-  // An Acquire pins it. Which tier it is a hit of.
-  TierIndex Pinned(BlockHandle block);
+  // An Acquire pins it: a hit of T1, or, if it was waited for, of the tier that it came from.
+  void Pinned(BlockHandle block, bool waited);
   // It must not be chosen to go until Unretain, or until it is dropped. Requires that it is ready.
   void Retain(BlockHandle block, uint64_t retention);
   void Unretain(BlockHandle block);
@@ -155,7 +158,8 @@ class TenantBlocks {
 
   // Lower tiers.
 
-  void Stored(BlockHandle block, TierIndex tier, const BlockRecord& record);
+  void Stored(BlockHandle block, TierIndex tier, const BlockRecord& record, bool foreign);
+  // One that is not foreign.
   void LeaveTier(BlockHandle block, TierIndex tier);
   void Removed(BlockHandle block, TierIndex tier);
 

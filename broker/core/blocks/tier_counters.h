@@ -32,17 +32,20 @@ absl::string_view RefusalName(Refusal refusal);
 
 struct TierCounters {
   // Now.
-  Bytes used;           // with what rounding takes, and what is being written
-  Bytes capacity;       // the tenant's budget
-  uint64_t blocks = 0;  // that can be had
+  Bytes used;            // with what rounding takes, and what is being written
+  Bytes capacity;        // the tenant's budget
+  uint64_t blocks = 0;   // that can be had
+  uint64_t foreign = 0;  // of them: another node's, in a tier that they share; not in `used`
 
-  // Ever. stored - removed == blocks.
+  // Ever, with foreign ones as they were found and lost. stored - removed == blocks.
   uint64_t stored = 0;
   uint64_t removed = 0;
+  uint64_t foreign_stored = 0;  // of `stored`: those that were found
   // Blocks that an Acquire asked for and got from here. T1: those that were there when it came; a
   // lower tier: those that were promoted for it in time.
   uint64_t hits = 0;
   Bytes hit_bytes;
+  uint64_t foreign_hits = 0;  // of `hits`: of blocks that another node had there
 
   // Copies from here into T1. started == done + failed + under way.
   uint64_t promotions_started = 0;
