@@ -33,6 +33,18 @@ class BlockProcessTest : public BrokerProcessFixture {
                         "  policy: lru\n");
   }
 
+  // With a folder that brokers share, as `name`.
+  std::string SharedYaml(const std::string& folder, const std::string& name) const {
+    return absl::StrCat(node_.Config(16, "  reattach_grace: 500ms\n"),
+                        "tiers:\n"
+                        "  dram: {bytes: 64 MiB, chunk_bytes: 2 MiB, unmap_deadline: 5s}\n"
+                        "  directory: {bytes: 128 MiB, path: ",
+                        folder, ", node: ", name,
+                        ", foreign_period: 50ms}\n"
+                        "  staging: 8 MiB\n"
+                        "  policy: lru\n");
+  }
+
   std::unique_ptr<WorkerProcess> Worker() {
     auto worker = WorkerProcess::Start({"broker/blocks/block_worker_process"});
     EXPECT_TRUE(worker.ok()) << worker.status();
@@ -131,6 +143,59 @@ TEST_F(BlockProcessTest, BlocksGoDownAndComeBackOverTheSockets) {
         [&] { return Number(*worker, absl::StrCat("get ", s, " 4 ", ++request, " 20000")) == 4; }));
   }
   EXPECT_GE(Row(1).hit_blocks(), 32u);
+}
+
+// Another node, with everything that the test's own has.
+class SecondNode : public BlockProcessTest {
+ public:
+  using BlockProcessTest::NvmeServes;
+  using BlockProcessTest::PutAll;
+  using BlockProcessTest::Row;
+  using BlockProcessTest::SharedYaml;
+  using BlockProcessTest::StartBroker;
+  using BlockProcessTest::TrimDram;
+  using BlockProcessTest::Worker;
+  void TestBody() override {}
+};
+
+TEST_F(BlockProcessTest, ABrokerServesWhatAnotherHasStoredInAFolderThatTheyShare) {
+  const std::string folder = node_.folder() + "/shared";
+  ASSERT_EQ(mkdir(folder.c_str(), 0700), 0);
+  StartBroker(SharedYaml(folder, "one"));
+  auto writer = Worker();
+  ASSERT_TRUE(Eventually([&] { return NvmeServes(); }));
+  PutAll(*writer, 4);
+  TrimDram();
+  ASSERT_EQ(Row(1).blocks(), 16u);
+
+  SecondNode second;
+  second.StartBroker(second.SharedYaml(folder, "two"));
+  auto reader = second.Worker();
+  ASSERT_TRUE(Eventually([&] { return second.NvmeServes() && second.Row(1).blocks() == 16; }));
+  EXPECT_EQ(second.Row(1).used_bytes(), 0u);
+  uint64_t request = 0;
+  for (uint64_t s = 1; s <= 4; ++s) {
+    // The command compares each block with what the other worker wrote.
+    EXPECT_TRUE(Eventually([&] {
+      return Number(*reader, absl::StrCat("get ", s, " 4 ", ++request, " 20000")) == 4;
+    })) << s;
+  }
+  EXPECT_GE(second.Row(1).hit_blocks(), 16u);
+  // And the other way round, while both run.
+  ASSERT_TRUE(Eventually([&] { return Number(*reader, "put 9 4") == 4; }));
+  second.TrimDram();
+  EXPECT_EQ(second.Row(1).used_bytes(), 4 * kBlockBytes) << "its own four";
+  EXPECT_TRUE(Eventually([&] { return Row(1).blocks() == 20; }));
+  EXPECT_TRUE(Eventually(
+      [&] { return Number(*writer, absl::StrCat("get 9 4 ", ++request, " 20000")) == 4; }));
+  // A purge by one takes what it wrote from both.
+  grpc::ClientContext context;
+  v1::PurgeRequest purge;
+  purge.set_tenant("alpha");
+  v1::PurgeResponse purged;
+  ASSERT_TRUE(Operator()->Purge(&context, purge, &purged).ok());
+  EXPECT_TRUE(Eventually([&] { return second.Row(1).blocks() == 4; }));
+  EXPECT_EQ(Number(*reader, absl::StrCat("get 1 4 ", ++request, " 1000")), 0u);
 }
 
 TEST_F(BlockProcessTest, AWorkerKilledBeforeItCommittedLeavesNothing) {

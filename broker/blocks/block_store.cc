@@ -301,6 +301,11 @@ void BlockStore::OnStored(TierIndex tier, const BlockRecord& record) {
              ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { directory_.OnStored(tier, record, now); });
 }
 
+void BlockStore::OnForeign(TierIndex tier, const BlockRecord& record) {
+  Decide([&](absl::Time now)
+             ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { directory_.OnForeign(tier, record, now); });
+}
+
 void BlockStore::OnRemoved(TierIndex tier, const BlockRecord& record) {
   if (record.id.key.high == check_keys_) return;
   Decide([&](absl::Time now)

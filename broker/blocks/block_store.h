@@ -176,6 +176,14 @@ class BlockStore : public BlockSessions, private BlockMover::Listener {
   // As long as it lives. ResourceExhausted.
   absl::Status AddListener(std::weak_ptr<BlockEventListener> listener);
 
+  // Blocks of other nodes that are known, in each tier that they share.
+  struct Foreign {
+    std::string tenant;
+    std::string tier;  // as in the configuration
+    uint64_t blocks = 0;
+  };
+  std::vector<Foreign> ForeignBlocks();
+
   // Of the tier with that name in the configuration; NotFound.
   absl::StatusOr<blocks::TierIndex> FindTier(absl::string_view name) const;
   // Where other nodes find the memory that is lent to them; empty if none is.
@@ -195,6 +203,7 @@ class BlockStore : public BlockSessions, private BlockMover::Listener {
    public:
     Observer(BlockStore& store, blocks::TierIndex tier) : store_(store), tier_(tier) {}
     void OnStored(const BlockRecord& record) override { store_.OnStored(tier_, record); }
+    void OnForeign(const BlockRecord& record) override { store_.OnForeign(tier_, record); }
     void OnRemoved(const BlockRecord& record) override { store_.OnRemoved(tier_, record); }
     void OnFreed(Bytes) override {}
 
@@ -260,6 +269,7 @@ class BlockStore : public BlockSessions, private BlockMover::Listener {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   void OnStored(blocks::TierIndex tier, const BlockRecord& record);
+  void OnForeign(blocks::TierIndex tier, const BlockRecord& record);
   void OnRemoved(blocks::TierIndex tier, const BlockRecord& record);
   // BlockMover::Listener:
   void OnChunkMade(ArenaChunkId chunk, const absl::Status& status) override;

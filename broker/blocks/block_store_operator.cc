@@ -57,6 +57,21 @@ absl::Status BlockStore::AddListener(std::weak_ptr<BlockEventListener> listener)
   return absl::OkStatus();
 }
 
+std::vector<BlockStore::Foreign> BlockStore::ForeignBlocks() {
+  std::vector<Foreign> foreign;
+  MutexLock lock(&mu_);
+  for (size_t i = 0; i < options_.tiers.lower.size(); ++i) {
+    const LowerTierConfig& tier = options_.tiers.lower[i];
+    if (tier.store.foreign_blocks == 0) continue;
+    for (uint32_t t = 0; t < options_.tenants.size(); ++t) {
+      const blocks::TierCounters counters =
+          directory_.CountersOf(TenantId(t), TierIndex(static_cast<uint8_t>(i + 1)));
+      foreign.push_back({options_.tenants[t].name, tier.name, counters.foreign});
+    }
+  }
+  return foreign;
+}
+
 absl::StatusOr<TierIndex> BlockStore::FindTier(absl::string_view name) const {
   const std::vector<std::string> names = tier_names();
   const auto found = std::find(names.begin(), names.end(), name);

@@ -1,7 +1,9 @@
 #include "broker/blocks/block_store.h"
 
 #include <filesystem>
+#include <fstream>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -142,6 +144,137 @@ TEST_F(BlockStoreTest, BlocksGoToMemoryThatAnotherStoreLends) {
   for (uint64_t s = 1; s <= 4; ++s) {
     EXPECT_TRUE(BringsBack(*worker, ChainOf("alpha", s, 0, 4))) << Status().DebugString();
   }
+}
+
+class SharedFolderTest : public BlockStoreTest {
+ protected:
+  std::string Of(const std::string& node, const std::string& more = "") const {
+    return absl::StrCat("directory: {bytes: 64 MiB, path: ", shared(), ", node: ", node,
+                        ", foreign_period: 20ms", more, "}\n");
+  }
+  uint64_t Foreign() {
+    const std::vector<BlockStore::Foreign> rows = store_->ForeignBlocks();
+    EXPECT_EQ(rows.size(), 2u);
+    return rows.empty() ? 0 : rows[0].blocks;
+  }
+  // The other store gives up all that it has, also what goes down to the folder meanwhile; whether
+  // this one then knows nothing of it.
+  bool ForgetsWhatIsGivenUpBy(BlockStore& other) {
+    return Eventually([&] {
+      EXPECT_TRUE(other.Trim(std::nullopt, "", Bytes(0)).ok());
+      return Foreign() == 0;
+    });
+  }
+  // A store whose sequences 1 .. n of 4 blocks lie in the folder.
+  std::unique_ptr<BlockStore> Writer(const std::string& lower, uint64_t sequences) {
+    MustStart(lower);
+    auto worker = Worker();
+    PutBelow(*worker, sequences);
+    EXPECT_EQ(Row("directory").blocks(), 4 * sequences);
+    worker->End();
+    return std::move(store_);
+  }
+};
+
+TEST_F(SharedFolderTest, ANodeServesWhatAnotherHasStoredAndAccountsForNothing) {
+  const std::unique_ptr<BlockStore> one = Writer(Of("one"), 4);
+  MustStart(Of("two"));
+  auto worker = Worker(2);
+  WarmUp(*worker);
+  ASSERT_TRUE(Eventually([&] { return Foreign() == 16; })) << Status().DebugString();
+  EXPECT_EQ(Row("directory").used_bytes(), 0u);
+  for (uint64_t s = 1; s <= 4; ++s) {
+    EXPECT_TRUE(BringsBack(*worker, ChainOf("alpha", s, 0, 4))) << Status().DebugString();
+  }
+  EXPECT_GE(Row("directory").promoted_blocks(), 16u);
+  // Another tenant has none of it.
+  auto other = Worker(3, kBeta);
+  EXPECT_EQ(Gets(*other, ChainOf("beta", 1, 0, 4), 1, absl::Seconds(1)), 0u);
+  // What this node gives up stays where it is, and is not stored a second time.
+  ASSERT_TRUE(Eventually([&] {
+    EXPECT_TRUE(store_->Trim(std::nullopt, "", Bytes(0)).ok());
+    return Row("dram").blocks() == 0 && Row("directory").used_bytes() == 0;
+  })) << Status().DebugString();
+  EXPECT_EQ(Foreign(), 16u);
+  EXPECT_TRUE(BringsBack(*worker, ChainOf("alpha", 1, 0, 4)));
+  // What the other one gives up is gone.
+  EXPECT_TRUE(ForgetsWhatIsGivenUpBy(*one)) << Status().DebugString();
+  EXPECT_EQ(Gets(*worker, ChainOf("alpha", 2, 0, 4), 1, absl::Seconds(1)), 0u);
+  EXPECT_TRUE(one->CheckConsistency().ok());
+}
+
+TEST_F(SharedFolderTest, BlocksThatComeLaterAreFoundAndThoseOfAPurgeAreLost) {
+  MustStart(Of("two"));
+  std::unique_ptr<BlockStore> two = std::move(store_);
+  const std::unique_ptr<BlockStore> one = Writer(Of("one"), 3);
+  store_ = std::move(two);
+  ASSERT_TRUE(Eventually([&] { return Foreign() == 12; })) << Status().DebugString();
+  ASSERT_TRUE(one->Purge("alpha", kPatience).ok());
+  EXPECT_TRUE(Eventually([&] { return Foreign() == 0; })) << Status().DebugString();
+  auto worker = Worker(2);
+  WarmUp(*worker);
+  for (uint64_t s = 1; s <= 3; ++s) {
+    EXPECT_EQ(Gets(*worker, ChainOf("alpha", s, 0, 4), s, absl::Seconds(1)), 0u);
+  }
+}
+
+TEST_F(SharedFolderTest, ADamagedByteInAnotherNodesBlockIsAMissAndStays) {
+  const std::unique_ptr<BlockStore> one = Writer(Of("one"), 1);
+  size_t files = 0;
+  for (const auto& entry : fs::recursive_directory_iterator(shared() + "/blocks")) {
+    if (!entry.is_regular_file()) continue;
+    ++files;
+    std::fstream file(entry.path(), std::ios::in | std::ios::out | std::ios::binary);
+    file.seekg(20000);
+    const char byte = static_cast<char>(file.get() ^ 4);
+    file.seekp(20000);
+    file.put(byte);
+  }
+  ASSERT_EQ(files, 4u);
+  MustStart(Of("two"));
+  auto worker = Worker(2);
+  WarmUp(*worker);
+  ASSERT_TRUE(Eventually([&] { return Foreign() == 4; })) << Status().DebugString();
+  EXPECT_EQ(Gets(*worker, ChainOf("alpha", 1, 0, 4), 1, kPatience), 0u);
+  EXPECT_TRUE(Eventually([&] { return Foreign() < 4; })) << Status().DebugString();
+  EXPECT_GE(Status().tiers(1).corrupt_blocks(), 1u);
+  for (const auto& entry : fs::recursive_directory_iterator(shared() + "/blocks")) {
+    files -= entry.is_regular_file() ? 1 : 0;
+  }
+  EXPECT_EQ(files, 0u) << "another node's file was removed";
+}
+
+TEST_F(SharedFolderTest, EncipheredBlocksAreServedWhereTheirKeyIsAndNowhereElse) {
+  const auto keys = [&](const std::string& name) {
+    const std::string folder = absl::StrCat(folder_, "/", name);
+    fs::create_directory(folder);
+    for (const char* tenant : {"alpha", "beta"}) {
+      EXPECT_TRUE(WriteFileAtomically(absl::StrCat(folder, "/", tenant, ".key"),
+                                      Token::Random().ToBytes(), 0600)
+                      .ok());
+    }
+    return absl::StrCat(", keys: ", folder);
+  };
+  const std::string ours = keys("keys"), others = keys("other-keys");
+  const std::unique_ptr<BlockStore> one = Writer(Of("one", ours), 2);
+  const std::unique_ptr<BlockStore> four = Writer(Of("four", others), 1);
+  MustStart(Of("three", others));
+  {
+    auto worker = Worker(3);
+    WarmUp(*worker);
+    ASSERT_TRUE(Eventually([&] { return Foreign() == 4; })) << Status().DebugString();
+    EXPECT_TRUE(BringsBack(*worker, ChainOf("alpha", 1, 0, 4)));
+    EXPECT_EQ(Gets(*worker, ChainOf("alpha", 2, 0, 4), 1, absl::Seconds(1)), 0u);
+    EXPECT_EQ(Foreign(), 4u);
+    worker->End();
+  }
+  store_.reset();
+  MustStart(Of("two", ours));
+  auto worker = Worker(2);
+  WarmUp(*worker);
+  ASSERT_TRUE(Eventually([&] { return Foreign() == 8; })) << Status().DebugString();
+  EXPECT_TRUE(BringsBack(*worker, ChainOf("alpha", 1, 0, 4)));
+  EXPECT_TRUE(ForgetsWhatIsGivenUpBy(*one)) << Status().DebugString();
 }
 
 TEST_F(BlockStoreTest, APrefetchBringsBlocksThatNobodyHasAskedFor) {

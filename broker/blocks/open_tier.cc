@@ -14,6 +14,7 @@ namespace {
 
 struct MakeBackend {
   const LowerTierConfig& config;
+  const std::vector<std::string>& tenants;
   const Clock& clock;
 
   std::unique_ptr<TierBackend> operator()(const CxlOptions& cxl) const {
@@ -28,8 +29,10 @@ struct MakeBackend {
   }
   std::unique_ptr<TierBackend> operator()(const DirectoryBackend::Options& directory) const {
     static FileOperations files;
+    DirectoryBackend::Options options = directory;
+    options.tenants = tenants;
     return std::make_unique<ThreadedBackend>(
-        std::make_unique<DirectoryBackend>(directory, files, clock), config.store.max_in_flight);
+        std::make_unique<DirectoryBackend>(options, files, clock), config.store.max_in_flight);
   }
 };
 
@@ -42,7 +45,8 @@ absl::StatusOr<std::unique_ptr<TierStore>> OpenTier(const LowerTierConfig& confi
   const auto named = [&config](const absl::Status& status) {
     return absl::Status(status.code(), absl::StrCat("tiers.", config.name, ": ", status.message()));
   };
-  std::unique_ptr<TierBackend> backend = std::visit(MakeBackend{config, clock}, config.medium);
+  std::unique_ptr<TierBackend> backend =
+      std::visit(MakeBackend{config, tenants, clock}, config.medium);
   if (wrap != nullptr) backend = wrap(config.name, std::move(backend));
   if (!config.keys.empty()) {
     absl::StatusOr<TenantKeys> keys = TenantKeys::Load(config.keys, tenants);

@@ -18,9 +18,9 @@ namespace palimpsest {
 using TierWrapper = std::function<std::unique_ptr<TierBackend>(
     const std::string& tier, std::unique_ptr<TierBackend> medium)>;
 
-// Blocks until what an earlier process left in the tier is known. `tenants`: who has keys, if the
-// tier is enciphered. `wrap` may be null. `clock` and `observer` outlive the store. Errors begin
-// with the tier's name.
+// Blocks until what an earlier process left in the tier is known. `tenants`: whose blocks of other
+// nodes are looked for in a tier that they share, and who has keys, if the tier is enciphered.
+// `wrap` may be null. `clock` and `observer` outlive the store. Errors begin with the tier's name.
 absl::StatusOr<std::unique_ptr<TierStore>> OpenTier(const LowerTierConfig& config,
                                                     const std::vector<std::string>& tenants,
                                                     const TierWrapper& wrap, const Clock& clock,

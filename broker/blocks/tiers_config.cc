@@ -11,6 +11,8 @@ namespace {
 
 constexpr Bytes kLeast = MiB(2);
 constexpr Bytes kMost = GiB(1 << 20);
+constexpr int64_t kForeign = 1 << 17;
+constexpr int64_t kMostForeign = 1 << 24;
 constexpr absl::Duration kYear = absl::Hours(24 * 365);
 
 void CheckMultiple(ConfigReader& reader, absl::string_view key, Bytes value, Bytes unit) {
@@ -124,6 +126,11 @@ LowerTierConfig ReadDirectory(ConfigReader reader, const std::string& node) {
   DirectoryBackend::Options directory;
   directory.folder = reader.String("path");
   directory.node = reader.String("node", node);
+  tier.store.foreign_blocks =
+      static_cast<size_t>(reader.Int("foreign_blocks", 0, kMostForeign, kForeign));
+  tier.store.foreign_period = reader.Duration("foreign_period", absl::Milliseconds(10),
+                                              absl::Hours(24), tier.store.foreign_period);
+  directory.foreign_blocks = tier.store.foreign_blocks;
   tier.header += Bytes(kBlockFilePage);
   tier.medium = directory;
   return tier;

@@ -5,7 +5,8 @@
 //     cxl: {bytes: 16 GiB, node: 2}
 //     remote: {bytes: 32 GiB, peer: "10.0.0.3:7400"}    # another node's memory, that it lends
 //     nvme: {bytes: 200 GiB, path: /var/lib/palimpsest/blocks, keys: /etc/palimpsest/keys}
-//     directory: {bytes: 2 TiB, path: /mnt/lustre/palimpsest}
+//     directory: {bytes: 2 TiB, path: /mnt/lustre/palimpsest, foreign_blocks: 131072,
+//                 foreign_period: 30s}    # of other nodes; 0: they are not looked for
 //     lend: {bytes: 8 GiB, listen: "10.0.0.2:7400"}     # to other nodes' tier `remote`
 //   tenants:
 //     - blocks: {dram: 2 GiB, nvme: 50 GiB}   # budgets; an equal share of what is left otherwise

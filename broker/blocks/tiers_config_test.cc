@@ -40,8 +40,24 @@ TEST(ReadTiers, ReadsEveryTierFromTheTop) {
   EXPECT_GT(config->lower[1].store.capacity, GiB(3));
   EXPECT_EQ(config->lower[1].store.longest_life, absl::Hours(2));
   EXPECT_EQ(std::get<DirectoryBackend::Options>(config->lower[2].medium).node, "node");
+  EXPECT_EQ(config->lower[2].store.foreign_blocks, size_t{1} << 17);
+  EXPECT_EQ(std::get<DirectoryBackend::Options>(config->lower[2].medium).foreign_blocks,
+            size_t{1} << 17);
+  EXPECT_EQ(config->lower[1].store.foreign_blocks, 0u);
   EXPECT_EQ(config->lent->bytes, MiB(64));
   EXPECT_EQ(config->policy, "predictive");
+}
+
+TEST(ReadTiers, SaysHowOtherNodesBlocksAreLookedFor) {
+  const auto config = Read(
+      "dram: {bytes: 1 GiB}\n"
+      "directory: {bytes: 8 GiB, path: q, foreign_blocks: 7, foreign_period: 2s}\n");
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_EQ(config->lower[0].store.foreign_blocks, 7u);
+  EXPECT_EQ(config->lower[0].store.foreign_period, absl::Seconds(2));
+  EXPECT_EQ(std::get<DirectoryBackend::Options>(config->lower[0].medium).foreign_blocks, 7u);
+  EXPECT_THAT(Refusal("dram: {bytes: 1 GiB}\nnvme: {bytes: 2 GiB, path: p, foreign_blocks: 7}\n"),
+              HasSubstr("foreign_blocks"));
 }
 
 TEST(ReadTiers, RefusesALowerTierThatHasLess) {

@@ -223,6 +223,11 @@ void BrokerMetrics::RefreshBlocks(const std::string& tier, const v1::TenantTier&
   }
 }
 
+void BrokerMetrics::ForeignBlocks(const std::string& tenant, const std::string& tier,
+                                  uint64_t blocks) {
+  metrics_.Gauge<"palimpsest_broker_foreign_blocks">(tenant, tier).Set(static_cast<double>(blocks));
+}
+
 void BrokerMetrics::RefreshRemaps(const v1::GetRemapLogResponse& log) {
   MutexLock lock(&refresh_mu_);
   std::map<std::string, uint64_t> slabs;

@@ -4,6 +4,7 @@
 #ifndef PALIMPSEST_BROKER_SERVER_BROKER_METRICS_H_
 #define PALIMPSEST_BROKER_SERVER_BROKER_METRICS_H_
 
+#include <cstdint>
 #include <map>
 #include <string>
 
@@ -40,6 +41,7 @@ class BrokerMetrics {
   // Brings the gauges, and the counters that others keep, up to date.
   void Refresh(const v1::GetStatusResponse& status, const DescriptorServerStats& descriptors,
                size_t sessions);
+  void ForeignBlocks(const std::string& tenant, const std::string& tier, uint64_t blocks);
   void RefreshRemaps(const v1::GetRemapLogResponse& log);
 
  private:

@@ -425,6 +425,11 @@ void BrokerServer::Beat() {
 
 void BrokerServer::RefreshMetrics() {
   broker_metrics_.Refresh(broker_->Status(), descriptors_->stats(), broker_->sessions());
+  if (blocks_ != nullptr) {
+    for (const BlockStore::Foreign& foreign : blocks_->ForeignBlocks()) {
+      broker_metrics_.ForeignBlocks(foreign.tenant, foreign.tier, foreign.blocks);
+    }
+  }
   v1::GetRemapLogRequest totals;
   totals.set_limit(1);
   broker_metrics_.RefreshRemaps(broker_->RemapDecisions(totals));

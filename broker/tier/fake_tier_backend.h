@@ -17,7 +17,7 @@ namespace palimpsest {
 
 class FakeTierBackend : public TierBackend {
  public:
-  enum class Kind { kWrite, kRead, kRemove, kPurge, kFind };
+  enum class Kind { kWrite, kRead, kRemove, kPurge, kFind, kDiscover };
 
   struct Operation {
     Kind kind;
@@ -30,6 +30,7 @@ class FakeTierBackend : public TierBackend {
     Written written;
     Done done;
     Found found;
+    Discovered discovered;
   };
 
   // What a test sees and sets. Outlives the back-end.
@@ -39,6 +40,8 @@ class FakeTierBackend : public TierBackend {
     bool shared = false;
     std::map<uint64_t, std::pair<BlockRecord, std::vector<std::byte>>> blocks;
     std::map<uint64_t, std::pair<BlockRecord, std::vector<std::byte>>> of_other_nodes;
+    // What looks at them tell, one after the other; then that there is nothing new.
+    std::deque<Discovery> looks;
     std::set<uint64_t> corrupt_places;
     std::vector<std::string> purged;
     std::deque<Operation> pending;
@@ -90,6 +93,15 @@ class FakeTierBackend : public TierBackend {
             }
           }
           return operation.found(absl::NotFoundError("no such file"));
+        case Kind::kDiscover: {
+          if (!status.ok()) return operation.discovered(status);
+          Discovery discovery{.complete = true};
+          if (!looks.empty()) {
+            discovery = std::move(looks.front());
+            looks.pop_front();
+          }
+          return operation.discovered(std::move(discovery));
+        }
       }
     }
   };
@@ -134,6 +146,9 @@ class FakeTierBackend : public TierBackend {
   void Find(const BlockIdentity& id, Found done) override {
     wanted_.push_back({.id = id});
     Begin({.kind = Kind::kFind, .record = &wanted_.back(), .found = std::move(done)});
+  }
+  void Discover(Discovered done) override {
+    Begin({.kind = Kind::kDiscover, .discovered = std::move(done)});
   }
 
  private:

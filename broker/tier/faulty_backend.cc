@@ -156,4 +156,9 @@ void FaultyBackend::Find(const BlockIdentity& id, Found done) {
   medium_->Find(id, std::move(done));
 }
 
+void FaultyBackend::Discover(Discovered done) {
+  if (faults_.Happens(&TierFaults::failed_reads)) return done(Error());
+  medium_->Discover(std::move(done));
+}
+
 }  // namespace palimpsest

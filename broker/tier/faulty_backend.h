@@ -92,6 +92,7 @@ class FaultyBackend : public TierBackend {
   void Purge(const std::string& tenant, Done done) override;
   bool shared() const override { return medium_->shared(); }
   void Find(const BlockIdentity& id, Found done) override;
+  void Discover(Discovered done) override;
 
  private:
   const std::unique_ptr<TierBackend> medium_;

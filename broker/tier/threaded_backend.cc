@@ -74,4 +74,8 @@ void ThreadedBackend::Find(const BlockIdentity& id, Found done) {
   Enqueue([this, &id, done = std::move(done)]() mutable { done(medium_->Find(id)); });
 }
 
+void ThreadedBackend::Discover(Discovered done) {
+  Enqueue([this, done = std::move(done)]() mutable { done(medium_->Discover()); });
+}
+
 }  // namespace palimpsest

@@ -35,6 +35,9 @@ class BlockingBackend {
     (void)id;
     return absl::NotFoundError("the tier is not shared");
   }
+  virtual absl::StatusOr<Discovery> Discover() {
+    return absl::NotFoundError("the tier is not shared");
+  }
 };
 
 // Operations begin in the order in which they came; the store bounds how many there are.
@@ -55,6 +58,7 @@ class ThreadedBackend : public TierBackend {
   void Purge(const std::string& tenant, Done done) override;
   bool shared() const override { return medium_->shared(); }
   void Find(const BlockIdentity& id, Found done) override;
+  void Discover(Discovered done) override;
 
  private:
   using Work = absl::AnyInvocable<void()>;

@@ -26,6 +26,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "broker/tier/block_record.h"
+#include "common/block_key.h"
 #include "common/bytes.h"
 #include "common/strong_int.h"
 
@@ -43,6 +44,22 @@ struct StoredBlock {
   TierPlace place;
 };
 
+// What a look at the blocks of other nodes in a shared tier told.
+struct Discovery {
+  struct Gone {
+    std::string tenant;
+    BlockKey key;
+
+    friend bool operator==(const Gone&, const Gone&) = default;
+  };
+  // Not told before, or not as it is now.
+  std::vector<StoredBlock> found;
+  // Told before. They come first: one of `found` may stand in its place.
+  std::vector<Gone> gone;
+  // Everything has been looked at since the last look that said so.
+  bool complete = false;
+};
+
 // Errors of operations: NotFound (it is not there any more: a miss, no fault of the tier),
 // ResourceExhausted (the medium is full: no fault either), AlreadyExists (another node has stored
 // the block in a shared tier: no fault either), FailedPrecondition (it takes no blocks of this
@@ -58,6 +75,7 @@ class TierBackend {
   using Done = absl::AnyInvocable<void(absl::Status)>;
   using Written = absl::AnyInvocable<void(absl::StatusOr<TierPlace>)>;
   using Found = absl::AnyInvocable<void(absl::StatusOr<StoredBlock>)>;
+  using Discovered = absl::AnyInvocable<void(absl::StatusOr<Discovery>)>;
 
   virtual ~TierBackend() = default;
 
@@ -99,6 +117,9 @@ class TierBackend {
     (void)id;
     done(absl::NotFoundError("the tier is not shared"));
   }
+  // Looks at some of what other nodes have stored, and goes on there the next time: a bounded
+  // amount of work. What it tells is a hint; Read finds out. One at a time; only if shared().
+  virtual void Discover(Discovered done) { done(absl::NotFoundError("the tier is not shared")); }
 };
 
 }  // namespace palimpsest

@@ -18,6 +18,12 @@
 // The store never evicts on its own, except what expires: a store without room is refused
 // (ResourceExhausted), and whoever ranks blocks says what to remove.
 //
+// In a tier that nodes share it looks, step by step and round after round, for what other nodes
+// store there, and reports it. Such foreign blocks are loaded like its own; they count against no
+// budget, are no reason to refuse a store, and are never removed from the medium: one that turns
+// out to be gone, replaced, purged, expired or damaged is a miss, and forgotten. A look takes one
+// operation in flight, waits for loads, and rests for as long as it took.
+//
 // Thread-safe. Nothing blocks but Open, the destructor and WaitUntilServing.
 #ifndef PALIMPSEST_BROKER_TIER_TIER_STORE_H_
 #define PALIMPSEST_BROKER_TIER_TIER_STORE_H_
@@ -101,7 +107,8 @@ struct TierStatus {
   Bytes capacity;
   Bytes used;         // footprints of all blocks: being written, served, being removed, quarantined
   Bytes quarantined;  // of them, those that neither hold a block nor can be used again
-  uint64_t blocks = 0;  // that can be loaded
+  uint64_t blocks = 0;   // that can be loaded
+  uint64_t foreign = 0;  // beside them: known ones of other nodes
   size_t queued_loads = 0;
   size_t queued_stores = 0;
   size_t in_flight = 0;
@@ -126,7 +133,9 @@ class TierStore {
    public:
     virtual ~Observer() = default;
     virtual void OnStored(const BlockRecord& record) = 0;
-    // It can no longer be loaded, for whatever reason.
+    // Another node has it there.
+    virtual void OnForeign(const BlockRecord& record) = 0;
+    // It can no longer be loaded, for whatever reason; or it was foreign and is not known any more.
     virtual void OnRemoved(const BlockRecord& record) = 0;
     // Its room is free again, after OnRemoved or where a store did not succeed.
     virtual void OnFreed(Bytes footprint) = 0;
@@ -146,6 +155,11 @@ class TierStore {
     absl::Duration longest_life = absl::InfiniteDuration();
     // The larger of the two scratch blocks of a probe.
     Bytes probe_bytes = MiB(1);
+    // Blocks of other nodes that are known at most; of more, those that were found or used longest
+    // ago are forgotten. Zero: none are looked for.
+    size_t foreign_blocks = 0;
+    // From the end of a round of looks to the next one.
+    absl::Duration foreign_period = absl::Seconds(30);
     CircuitBreaker::Options breaker;
     // How long the destructor waits for the medium. If that is not enough, the back-end and all
     // memory that it may still touch are given up, never freed.
@@ -179,7 +193,7 @@ class TierStore {
   absl::Status Store(TierStoring request, Done done);
 
   // From now on a miss. Its room is free when loads that have begun and the medium are done with
-  // it. False if there is no such block.
+  // it. False if there is no such block, or another node's alone.
   bool Remove(const BlockKey& key);
 
   // From now on nothing of the tenant that was stored before is served; after OK, not after a
@@ -187,13 +201,13 @@ class TierStore {
   // many purges wait.
   absl::Status Purge(const std::string& tenant, absl::Time deadline, Done done);
 
-  // Whether a load would be tried. A block that another node stored in a shared tier is not known.
+  // Whether a load would be tried. Not of foreign blocks.
   bool Contains(const BlockIdentity& id) const;
 
   // How long a load takes once it has begun. InfiniteDuration while the breaker is not closed.
   absl::Duration ExpectedLoad(Bytes length) const;
 
-  // Of all blocks that can be loaded, in no order. O(their number).
+  // Of all blocks that can be loaded, but foreign ones, in no order. O(their number).
   std::vector<BlockRecord> Records() const;
 
   // Nothing is removed when there is less room than is used: stores are refused until there is.

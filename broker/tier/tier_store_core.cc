@@ -9,18 +9,6 @@ namespace {
 
 constexpr size_t kMaxQueuedPurges = 1024;
 
-absl::Status CheckRecord(const BlockRecord& record) {
-  if (record.length >= Bytes(1) && record.id.tokens.size() <= kMaxBlockTokens &&
-      !record.id.tenant.empty() && record.id.tenant.size() <= kMaxTenantName &&
-      record.id.tenant != kProbeTenant) {
-    return absl::OkStatus();
-  }
-  return absl::InvalidArgumentError(absl::StrCat(
-      "a block of ", record.length.count(), " bytes, ", record.id.tokens.size(),
-      " tokens and a tenant's name of ", record.id.tenant.size(), " bytes; expected 1 or more, ",
-      kMaxBlockTokens, " or fewer and 1 to ", kMaxTenantName, ", other than ", kProbeTenant));
-}
-
 absl::Status QueueFull(absl::string_view what, size_t limit) {
   return absl::ResourceExhaustedError(absl::StrCat(limit, " ", what, " wait already"));
 }
@@ -33,16 +21,28 @@ absl::Status Broken(const std::string& last_failure) {
 
 }  // namespace
 
+absl::Status TierStore::Core::CheckRecord(const BlockRecord& record) {
+  if (record.length >= Bytes(1) && record.id.tokens.size() <= kMaxBlockTokens &&
+      !record.id.tenant.empty() && record.id.tenant.size() <= kMaxTenantName &&
+      record.id.tenant != kProbeTenant) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      "a block of ", record.length.count(), " bytes, ", record.id.tokens.size(),
+      " tokens and a tenant's name of ", record.id.tenant.size(), " bytes; expected 1 or more, ",
+      kMaxBlockTokens, " or fewer and 1 to ", kMaxTenantName, ", other than ", kProbeTenant));
+}
+
 absl::Status TierStore::Options::Validate() const {
   if (capacity < Bytes(0) || max_in_flight < 1 || max_stores_in_flight < 1 ||
       max_stores_in_flight > max_in_flight || max_queued_loads < 1 || max_queued_stores < 1 ||
       store_bytes_per_second < Bytes(0) || longest_life <= absl::ZeroDuration() ||
-      probe_bytes < KiB(4) || probe_bytes > GiB(1) || drain < absl::ZeroDuration() ||
-      drain == absl::InfiniteDuration()) {
+      probe_bytes < KiB(4) || probe_bytes > GiB(1) || foreign_period <= absl::ZeroDuration() ||
+      drain < absl::ZeroDuration() || drain == absl::InfiniteDuration()) {
     return absl::InvalidArgumentError(
         "a tier's store expects a capacity and a pace of at least 0, at least one operation in "
         "flight of which at least one and at most all are stores, queues for at least one, a life "
-        "above 0, probes of 4 KiB to 1 GiB and a finite drain");
+        "above 0, probes of 4 KiB to 1 GiB, a pause between looks above 0 and a finite drain");
   }
   return breaker.Validate();
 }
@@ -54,7 +54,8 @@ TierStore::Core::Core(const Options& options, std::unique_ptr<TierBackend> backe
       clock_(clock),
       observer_(observer),
       catalog_(options.capacity),
-      breaker_(options.breaker, clock.Now()) {}
+      breaker_(options.breaker, clock.Now()),
+      foreign_(options.foreign_blocks) {}
 
 absl::Status TierStore::Core::Open() {
   absl::StatusOr<std::vector<StoredBlock>> blocks = backend_->Open();
@@ -117,7 +118,8 @@ absl::StatusOr<TierCatalog::Entry*> TierStore::Core::AdmitLoad(const TierLoad& r
   TierCatalog::Entry* const entry = catalog_.Find(request.id.key);
   const auto length = Bytes(static_cast<int64_t>(request.to.bytes.size()));
   if (entry == nullptr || entry->state != TierCatalog::State::kReady) {
-    if (entry != nullptr || !backend_->shared()) {
+    // What is purged may still lie on a medium that others share.
+    if (entry != nullptr || !backend_->shared() || purging_.contains(request.id.tenant)) {
       ++misses.absent;
       return absl::NotFoundError("no such block");
     }
@@ -149,6 +151,12 @@ absl::Status TierStore::Core::Load(TierLoad request, Done done) {
   MutexLock lock(&mu_);
   absl::StatusOr<TierCatalog::Entry*> entry = AdmitLoad(request, now);
   if (!entry.ok()) return entry.status();
+  const StoredBlock* foreign = nullptr;
+  if (*entry == nullptr) {
+    absl::StatusOr<const StoredBlock*> known = AdmitForeign(request, now);
+    if (!known.ok()) return known.status();
+    foreign = *known;
+  }
   Job* const job = AddJob(Job::Kind::kLoad, request.deadline, std::move(done));
   job->entry = *entry;
   if (job->entry != nullptr) {
@@ -156,6 +164,11 @@ absl::Status TierStore::Core::Load(TierLoad request, Done done) {
     job->record = job->entry->record;
     job->place = job->entry->place;
     job->found = true;
+  } else if (foreign != nullptr) {
+    job->record = foreign->record;
+    job->place = foreign->place;
+    job->found = true;
+    foreign_.Touch(job->record.id.key);
   } else {
     job->record.id = std::move(request.id);
   }
@@ -229,6 +242,8 @@ absl::Status TierStore::Core::Purge(const std::string& tenant, absl::Time deadli
   for (TierCatalog::Entry* entry : catalog_.OfTenant(tenant)) {
     if (!entry->condemned) Condemn(entry, TierBackend::RemoveReason::kUnwanted);
   }
+  ForgetForeignOf(tenant);
+  ++purging_[tenant];
   Job* const job = AddJob(Job::Kind::kPurge, deadline, std::move(done));
   job->record.id.tenant = tenant;
   queued_purges_.insert(job->id);
@@ -274,6 +289,7 @@ TierStatus TierStore::Core::status() const {
   status.used = catalog_.used();
   status.quarantined = catalog_.quarantined();
   status.blocks = catalog_.ready();
+  status.foreign = foreign_.size();
   status.queued_loads = queued_loads_.size();
   status.queued_stores = queued_stores_.size();
   status.in_flight = in_flight_;
@@ -301,7 +317,8 @@ bool TierStore::Core::WaitUntilServing(absl::Duration timeout) const {
 
 absl::Status TierStore::Core::CheckConsistency() const {
   MutexLock lock(&mu_);
-  return catalog_.CheckConsistency();
+  if (absl::Status status = catalog_.CheckConsistency(); !status.ok()) return status;
+  return CheckForeign();
 }
 
 }  // namespace palimpsest

@@ -14,6 +14,7 @@
 #include "absl/container/btree_set.h"
 #include "absl/container/flat_hash_map.h"
 #include "broker/tier/circuit_breaker.h"
+#include "broker/tier/foreign_catalog.h"
 #include "broker/tier/tier_catalog.h"
 #include "broker/tier/tier_store.h"
 #include "broker/tier/transfer_meter.h"
@@ -49,11 +50,11 @@ class TierStore::Core {
   using JobId = uint64_t;
 
   struct Job {
-    enum class Kind { kLoad, kStore, kRemove, kPurge, kProbe };
+    enum class Kind { kLoad, kStore, kRemove, kPurge, kProbe, kDiscover };
 
     JobId id = 0;
     Kind kind = Kind::kLoad;
-    // Null: a load of what another node may have stored, a purge, a probe.
+    // Null: a load of what another node may have stored, a purge, a probe, a look.
     TierCatalog::Entry* entry = nullptr;
     // Of the block that is moved; for a load without entry only the identity, until it was found.
     BlockRecord record;
@@ -72,13 +73,14 @@ class TierStore::Core {
     JobId job = 0;
     absl::Status status;
     std::optional<StoredBlock> found;
+    Discovery discovery;
     TierPlace place;
     bool source_corrupt = false;
     absl::Time ended;
   };
 
   struct Event {
-    enum class Kind { kStored, kRemoved, kFreed };
+    enum class Kind { kStored, kForeign, kRemoved, kFreed };
     Kind kind;
     BlockRecord record;
     Bytes footprint;
@@ -100,6 +102,9 @@ class TierStore::Core {
     std::vector<std::byte> back;
     bool ok = true;
   };
+
+  // InvalidArgument for a block that no tier takes.
+  static absl::Status CheckRecord(const BlockRecord& record);
 
   // Admission, by whoever asks (tier_store_core.cc).
   absl::StatusOr<TierCatalog::Entry*> AdmitLoad(const TierLoad& request, absl::Time now)
@@ -145,6 +150,19 @@ class TierStore::Core {
   void FinishProbeStep(Job* job, const Completion& completion, Actions* actions)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
+  // Blocks of other nodes (tier_store_foreign.cc).
+  // What a load is of: a block that is known, or, as far as anybody knows, none.
+  absl::StatusOr<const StoredBlock*> AdmitForeign(const TierLoad& request, absl::Time now)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Nothing if it is not known.
+  void ForgetForeign(const BlockKey& key) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void ForgetForeignOf(const std::string& tenant) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  bool LooksForForeign() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void FinishDiscover(Completion completion, absl::Duration elapsed)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void TakeForeign(StoredBlock block, absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::Status CheckForeign() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
   // Outside the lock.
   void Perform(Actions actions);
   void Start(Job* job);
@@ -184,6 +202,11 @@ class TierStore::Core {
   std::unique_ptr<Probe> probe_ ABSL_GUARDED_BY(mu_);
   // A scratch block that could not be removed: the next probe begins with it.
   std::optional<StoredBlock> leftover_ ABSL_GUARDED_BY(mu_);
+  ForeignCatalog foreign_ ABSL_GUARDED_BY(mu_);
+  bool looking_ ABSL_GUARDED_BY(mu_) = false;
+  absl::Time next_look_ ABSL_GUARDED_BY(mu_) = absl::InfinitePast();
+  // Purges that the medium has not done, by tenant: what a look tells of it may be from before.
+  absl::flat_hash_map<std::string, int> purging_ ABSL_GUARDED_BY(mu_);
   std::vector<Completion> completions_ ABSL_GUARDED_BY(mu_);
   std::vector<Event> events_ ABSL_GUARDED_BY(mu_);
 };

@@ -192,6 +192,11 @@ void TierStore::Core::Finish(Completion completion, Actions* actions) {
     return;
   }
   const absl::Duration elapsed = std::max(completion.ended - job->began, absl::ZeroDuration());
+  if (job->kind == Job::Kind::kDiscover) {
+    FinishDiscover(std::move(completion), elapsed);
+    Retire(job, actions);
+    return;
+  }
   if (!completion.source_corrupt) Judge(completion.status, elapsed, completion.ended);
   if (job->done && completion.ended >= job->deadline) {
     if (job->kind == Job::Kind::kLoad) ++counters_.misses.late;
@@ -215,9 +220,11 @@ void TierStore::Core::Finish(Completion completion, Actions* actions) {
       FinishRemove(job, completion);
       break;
     case Job::Kind::kPurge:
+      if (--purging_.at(job->record.id.tenant) == 0) purging_.erase(job->record.id.tenant);
       Answer(job, completion.status, actions);
       break;
     case Job::Kind::kProbe:
+    case Job::Kind::kDiscover:
       break;
   }
   Retire(job, actions);
@@ -238,6 +245,9 @@ void TierStore::Core::FinishFind(Job* job, Completion completion, Actions* actio
     } else if (record.expiry <= completion.ended) {
       miss = &counters_.misses.expired;
       status = absl::NotFoundError("the block has expired");
+    } else if (purging_.contains(record.id.tenant)) {
+      miss = &counters_.misses.absent;
+      status = absl::NotFoundError("the tenant is purged");
     }
   }
   if (status.ok() && job->done && !closing_) {
@@ -247,6 +257,7 @@ void TierStore::Core::FinishFind(Job* job, Completion completion, Actions* actio
     MarkStarted(job, completion.ended, actions);
     return;
   }
+  if (absl::IsNotFound(completion.status)) ForgetForeign(job->record.id.key);
   if (status.ok()) status = absl::CancelledError("the store is being closed");
   if (job->done) ++*(absl::IsCancelled(status) ? &counters_.misses.cancelled : miss);
   Answer(job, std::move(status), actions);
@@ -259,6 +270,8 @@ void TierStore::Core::FinishLoad(Job* job, const Completion& completion, Actions
     if (absl::IsDataLoss(status)) Condemn(job->entry, RemoveReason::kCorrupt);
     if (absl::IsNotFound(status)) Condemn(job->entry, RemoveReason::kUnwanted);
     catalog_.EndLoad(job->entry);
+  } else if (absl::IsDataLoss(status) || absl::IsNotFound(status)) {
+    ForgetForeign(job->record.id.key);
   }
   if (job->done) {
     if (status.ok()) {
@@ -291,6 +304,7 @@ void TierStore::Core::FinishStore(Job* job, const Completion& completion, Action
     catalog_.Erase(job->entry);
     Answer(job, status, actions);
   } else if (catalog_.Publish(job->entry, completion.place)) {
+    ForgetForeign(job->record.id.key);
     ++counters_.stored;
     counters_.bytes_stored += job->record.length.count();
     events_.push_back({Event::Kind::kStored, job->entry->record, job->entry->footprint});
@@ -331,12 +345,14 @@ void TierStore::Core::Expire(absl::Time now) {
   for (TierCatalog::Entry* entry : catalog_.Expired(now, kExpiredPerPass)) {
     Condemn(entry, RemoveReason::kUnwanted);
   }
+  for (const BlockKey& key : foreign_.Expired(now, kExpiredPerPass)) ForgetForeign(key);
 }
 
 void TierStore::Core::MarkStarted(Job* job, absl::Time now, Actions* actions) {
   job->in_flight = true;
   job->accepted_by_medium = now;
-  started_.insert({now, job->id});
+  // Nobody waits for a look, which is many calls of the medium.
+  if (job->kind != Job::Kind::kDiscover) started_.insert({now, job->id});
   ++in_flight_;
   if (job->kind == Job::Kind::kStore || job->kind == Job::Kind::kRemove) ++stores_in_flight_;
   actions->starts.push_back(job);
@@ -376,10 +392,16 @@ void TierStore::Core::StartDue(absl::Time now, Actions* actions) {
     }
     StartFirst(&queued_stores_, now, actions);
   }
+  if (LooksForForeign() && next_look_ <= now && in_flight_ < options_.max_in_flight) {
+    looking_ = true;
+    MarkStarted(AddJob(Job::Kind::kDiscover, absl::InfiniteFuture(), nullptr), now, actions);
+  }
 }
 
 absl::Time TierStore::Core::NextEvent(absl::Time now) const {
-  absl::Time next = std::min(catalog_.next_expiry(), breaker_.next_probe());
+  absl::Time next =
+      std::min({catalog_.next_expiry(), foreign_.next_expiry(), breaker_.next_probe()});
+  if (LooksForForeign() && next_look_ > now) next = std::min(next, next_look_);
   if (!deadlines_.empty()) next = std::min(next, deadlines_.begin()->first);
   if (!started_.empty()) {
     next = std::min(next, started_.begin()->first + breaker_.slow() + absl::Nanoseconds(1));
@@ -398,6 +420,9 @@ void TierStore::Core::Perform(Actions actions) {
       case Event::Kind::kStored:
         observer_->OnStored(event.record);
         break;
+      case Event::Kind::kForeign:
+        observer_->OnForeign(event.record);
+        break;
       case Event::Kind::kRemoved:
         observer_->OnRemoved(event.record);
         break;
@@ -415,6 +440,16 @@ void TierStore::Core::Start(Job* job) {
   job->began = clock_.Now();
   if (job->kind == Job::Kind::kPurge) {
     backend_->Purge(job->record.id.tenant, ended);
+  } else if (job->kind == Job::Kind::kDiscover) {
+    backend_->Discover([this, job](absl::StatusOr<Discovery> told) {
+      Completion completion{.job = job->id};
+      if (told.ok()) {
+        completion.discovery = *std::move(told);
+      } else {
+        completion.status = std::move(told).status();
+      }
+      Complete(std::move(completion));
+    });
   } else if (job->kind == Job::Kind::kRemove) {
     backend_->Remove(job->entry->record, job->entry->place, job->entry->reason, ended);
   } else if (job->kind == Job::Kind::kLoad && !job->found) {

@@ -51,10 +51,12 @@ struct Request {
 class Watcher : public TierStore::Observer {
  public:
   void OnStored(const BlockRecord& record) override { stored.push_back(record.id.key); }
+  void OnForeign(const BlockRecord& record) override { foreign.push_back(record.id.key); }
   void OnRemoved(const BlockRecord& record) override { removed.push_back(record.id.key); }
   void OnFreed(Bytes footprint) override { freed += footprint; }
 
   std::vector<BlockKey> stored;
+  std::vector<BlockKey> foreign;
   std::vector<BlockKey> removed;
   Bytes freed;
 };

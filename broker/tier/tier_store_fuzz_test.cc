@@ -1,5 +1,6 @@
 // Random requests, faults and orders of completion against a TierStore, then invariants; and the
 // same from several threads over a medium with threads of its own.
+#include <algorithm>
 #include <atomic>
 #include <map>
 #include <memory>
@@ -49,6 +50,8 @@ class Fuzzer {
     options.max_queued_stores = 5;
     options.probe_bytes = KiB(4);
     options.own_thread = false;
+    options.foreign_blocks = 4;
+    medium_.shared = seed % 2 == 0;
     medium_.hold = true;
     store_ = *TierStore::Open(options, std::make_unique<FakeTierBackend>(&medium_), clock_);
     store_->SetTenantLimit("odd", Bytes(5 * 128));
@@ -64,6 +67,7 @@ class Fuzzer {
 
   uint64_t hits() const { return hits_; }
   uint64_t times_opened() const { return times_opened_; }
+  uint64_t foreign() const { return foreign_; }
 
  private:
   struct Request {
@@ -131,6 +135,10 @@ class Fuzzer {
         clock_.Advance(absl::Milliseconds(Roll(Roll(20) == 0 ? 4000 : 40)));
         break;
       case 9:
+        if (medium_.shared && Roll(2) == 0) {
+          ChangeForeign(key, version);
+          break;
+        }
         // A byte rots, in the medium or in the memory of a store that waits.
         if (Roll(6) == 0 && !medium_.blocks.empty()) {
           auto block = medium_.blocks.begin();
@@ -142,6 +150,30 @@ class Fuzzer {
         FinishSome();
     }
     if (Roll(3) != 0) store_->RunOnce();
+  }
+
+  // Another node stores, loses or damages a block, and the next look tells or does not.
+  void ChangeForeign(uint64_t key, uint64_t version) {
+    const uint64_t place = FakeTierBackend::kForeign + key;
+    const auto there = medium_.of_other_nodes.find(place);
+    Discovery told{.complete = Roll(2) == 0};
+    if (there == medium_.of_other_nodes.end()) {
+      const BlockIdentity id = Identity(key, version);
+      const std::vector<std::byte> bytes = Content(key, version % 2);
+      const BlockRecord record = {.id = id,
+                                  .length = Bytes(kLength),
+                                  .checksum = BlockChecksum(id.key, bytes),
+                                  .expiry = clock_.Now() + absl::Seconds(1 + Roll(120))};
+      medium_.of_other_nodes[place] = {record, bytes};
+      told.found.push_back({record, TierPlace(place)});
+    } else if (Roll(3) == 0) {
+      there->second.second[Roll(kLength)] ^= std::byte{1};
+    } else {
+      const BlockIdentity& id = there->second.first.id;
+      told.gone.push_back({id.tenant, id.key});
+      medium_.of_other_nodes.erase(there);
+    }
+    if (Roll(4) != 0 && medium_.looks.size() < 4) medium_.looks.push_back(std::move(told));
   }
 
   Request* NewRequest(std::vector<std::byte> bytes) {
@@ -192,10 +224,15 @@ class Fuzzer {
         }
       }
     }
-    for (uint64_t place : removed) ASSERT_FALSE(read.contains(place)) << "removed while read";
+    for (uint64_t place : removed) {
+      ASSERT_FALSE(read.contains(place)) << "removed while read";
+      ASSERT_LT(place, FakeTierBackend::kForeign) << "another node's block is removed";
+    }
     const TierStatus status = store_->status();
     ASSERT_LE(status.used, status.capacity);
     ASSERT_LE(store_->tenant_status("odd").used, Bytes(5 * 128));
+    ASSERT_LE(status.foreign, 4);
+    foreign_ = std::max(foreign_, status.foreign);
     times_opened_ = status.times_opened;
   }
 
@@ -206,6 +243,9 @@ class Fuzzer {
       store_->RunOnce();
       clock_.Advance(absl::Seconds(1));
     }
+    medium_.FinishAll();
+    store_->RunOnce();
+    store_->RunOnce();
     for (const auto& request : requests_) {
       EXPECT_TRUE(request->answered);
       EXPECT_TRUE(request->pin.expired());
@@ -225,20 +265,24 @@ class Fuzzer {
   std::unique_ptr<TierStore> store_;
   uint64_t hits_ = 0;
   uint64_t times_opened_ = 0;
+  uint64_t foreign_ = 0;
 };
 
 TEST(TierStoreFuzz, RandomActionsKeepEveryInvariant) {
   uint64_t hits = 0;
   uint64_t times_opened = 0;
+  uint64_t foreign = 0;
   for (uint64_t seed = 0; seed < 12 && !testing::Test::HasFailure(); ++seed) {
     SCOPED_TRACE(seed);
     Fuzzer fuzzer(seed);
     fuzzer.Run(600);
     hits += fuzzer.hits();
     times_opened += fuzzer.times_opened();
+    foreign += fuzzer.foreign();
   }
   EXPECT_GT(hits, 60) << "hardly anything was served, so hardly anything was tested";
   EXPECT_GT(times_opened, 2);
+  EXPECT_GT(foreign, 6) << "hardly anything of other nodes was known";
 }
 
 class MemoryMedium : public BlockingBackend {

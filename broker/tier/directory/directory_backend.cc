@@ -6,11 +6,9 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <thread>
 #include <utility>
 
 #include "absl/strings/ascii.h"
-#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -21,13 +19,13 @@ namespace {
 
 constexpr char kMark[] = "palimpsest-tier";
 constexpr char kMarkText[] = "A tier of KV blocks. Without this file nothing here is used.\n";
-constexpr char kBlocks[] = "blocks";
-constexpr char kTemporary[] = "temporary";
-constexpr char kPurged[] = "purged";
 constexpr mode_t kFolderMode = 0700;
 constexpr mode_t kFileMode = 0600;
-constexpr int kShardDigits = 3;
+constexpr int kFolderDigits = SeenFiles::kFolderBits / 4;
 constexpr size_t kMaxGenerations = 4096;
+// Of files that are remembered, for each block that somebody wants to know of: blocks of other
+// tenants, expired and damaged ones.
+constexpr size_t kFilesPerBlock = 8;
 // Of a tenant whose file of its generation holds no number: all that was stored before is a miss.
 constexpr uint64_t kUnknownGeneration = UINT64_MAX;
 constexpr int kReadFlags = O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK;
@@ -59,14 +57,19 @@ DirectoryBackend::DirectoryBackend(const Options& options, FileOperations& files
     : options_(options),
       files_(files),
       clock_(clock),
-      instance_(absl::StrFormat("%016x", RandomSeed())) {}
+      instance_(absl::StrFormat("%016x", RandomSeed())),
+      seen_(kFilesPerBlock * options.foreign_blocks) {}
 
 Bytes DirectoryBackend::Footprint(Bytes length) const {
   return RoundUp(length, Bytes(kBlockFilePage)) + Bytes(kBlockFilePage);
 }
 
+std::string DirectoryBackend::Part(absl::string_view part) const {
+  return absl::StrCat(options_.folder, "/", part);
+}
+
 std::string DirectoryBackend::FolderOf(const BlockKey& key) const {
-  return absl::StrCat(options_.folder, "/", kBlocks, "/", Hex(key).substr(0, kShardDigits));
+  return absl::StrCat(Part(kBlocks), "/", Hex(key).substr(0, kFolderDigits));
 }
 
 std::string DirectoryBackend::PathOf(const BlockKey& key) const {
@@ -75,7 +78,7 @@ std::string DirectoryBackend::PathOf(const BlockKey& key) const {
 
 std::string DirectoryBackend::PurgedPath(const std::string& tenant) const {
   const XXH128_hash_t hash = XXH3_128bits(tenant.data(), tenant.size());
-  return absl::StrCat(options_.folder, "/", kPurged, "/", Hex({hash.high64, hash.low64}));
+  return absl::StrCat(Part(kPurged), "/", Hex({hash.high64, hash.low64}));
 }
 
 absl::Status DirectoryBackend::Failure(absl::string_view what, const std::string& path, int error) {
@@ -89,7 +92,7 @@ absl::Status DirectoryBackend::Failure(absl::string_view what, const std::string
 }
 
 bool DirectoryBackend::Mounted() {
-  const std::string mark = absl::StrCat(options_.folder, "/", kMark);
+  const std::string mark = Part(kMark);
   return UniqueFd(files_.Open(mark, kReadFlags, 0)).valid();
 }
 
@@ -132,8 +135,8 @@ absl::Status DirectoryBackend::FlushFolder(const std::string& path) {
 
 absl::StatusOr<std::string> DirectoryBackend::WriteTemporary(
     std::initializer_list<absl::Span<const std::byte>> parts) {
-  std::string path = absl::StrCat(options_.folder, "/", kTemporary, "/", options_.node, ".",
-                                  instance_, ".", temporaries_.fetch_add(1));
+  std::string path = absl::StrCat(Part(kTemporary), "/", options_.node, ".", instance_, ".",
+                                  temporaries_.fetch_add(1));
   const UniqueFd file(files_.Open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, kFileMode));
   absl::Status status = file.valid() ? absl::OkStatus() : Failure("make", path, errno);
   for (absl::Span<const std::byte> part : parts) {
@@ -156,7 +159,7 @@ absl::Status DirectoryBackend::Install(const std::string& temporary, const std::
       // The first block of its folder.
       if (files_.MakeFolder(folder, kFolderMode) != 0 && errno != EEXIST) {
         status = Failure("make", folder, errno);
-      } else if (status = FlushFolder(absl::StrCat(options_.folder, "/", kBlocks)); status.ok()) {
+      } else if (status = FlushFolder(Part(kBlocks)); status.ok()) {
         if (files_.Rename(temporary, path) != 0) status = Failure("rename", path, errno);
       }
     }
@@ -207,11 +210,19 @@ absl::StatusOr<TierPlace> DirectoryBackend::Write(const BlockRecord& record,
     files_.Unlink(path);
     return absl::UnavailableError(status.message());
   }
+  NoteOwn(record.id.key);
   return TierPlace(0);
 }
 
 absl::Status DirectoryBackend::Read(const BlockRecord& record, TierPlace,
                                     absl::Span<std::byte> to) {
+  absl::Status status = ReadBlock(record, to);
+  // There is something else, or will be.
+  if (absl::IsNotFound(status) || absl::IsDataLoss(status)) ForgetSeen(record.id.key);
+  return status;
+}
+
+absl::Status DirectoryBackend::ReadBlock(const BlockRecord& record, absl::Span<std::byte> to) {
   const std::string path = PathOf(record.id.key);
   const absl::StatusOr<OpenFile> open = OpenBlock(path);
   if (!open.ok()) return open.status();
@@ -240,6 +251,7 @@ absl::Status DirectoryBackend::Remove(const BlockRecord& record, TierPlace,
                                       TierBackend::RemoveReason) {
   const std::string path = PathOf(record.id.key);
   const absl::StatusOr<OpenFile> open = OpenBlock(path);
+  ForgetSeen(record.id.key);
   if (!open.ok() && !absl::IsDataLoss(open.status())) return open.status();
   if (open.ok() && open->header.node != options_.node) return absl::OkStatus();
   if (files_.Unlink(path) != 0) return Failure("remove", path, errno);
@@ -252,8 +264,7 @@ absl::Status DirectoryBackend::Purge(const std::string& tenant) {
   const std::string text = absl::StrFormat("%016x\n", generation);
   const absl::StatusOr<std::string> temporary = WriteTemporary({AsBytes(text)});
   if (!temporary.ok()) return temporary.status();
-  absl::Status status =
-      Install(*temporary, absl::StrCat(options_.folder, "/", kPurged), PurgedPath(tenant));
+  absl::Status status = Install(*temporary, Part(kPurged), PurgedPath(tenant));
   if (status.ok()) Remember(tenant, generation);
   return status;
 }
@@ -297,8 +308,21 @@ absl::StatusOr<uint64_t> DirectoryBackend::ReadGeneration(const std::string& ten
   return status.ok() && absl::SimpleHexAtoi(digits, &generation) ? generation : kUnknownGeneration;
 }
 
+absl::Status DirectoryBackend::CheckOptions() const {
+  if (absl::Status status = CheckNode(options_.node); !status.ok()) return status;
+  if (options_.folder.empty() || options_.folder[0] != '/' || options_.scanning_threads < 1 ||
+      options_.orphan_age <= absl::ZeroDuration() ||
+      options_.generation_life < absl::ZeroDuration()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("a file-system tier in '", options_.folder,
+                     "'; expected an absolute path, at least one scanning thread, an orphan age "
+                     "above 0 and a generation life of at least 0"));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status DirectoryBackend::WriteMark() {
-  const std::string mark = absl::StrCat(options_.folder, "/", kMark);
+  const std::string mark = Part(kMark);
   const UniqueFd file(files_.Open(mark, O_WRONLY | O_CREAT | O_CLOEXEC, kFileMode));
   if (!file.valid()) return Failure("make", mark, errno);
   absl::Status status = WriteAll(file.get(), mark, AsBytes(absl::string_view(kMarkText)));
@@ -324,104 +348,13 @@ absl::Status DirectoryBackend::PrepareFolder() {
         absl::StrCat(options_.folder, " has files that are no tier's; expected an empty folder"));
   }
   for (const char* part : {kBlocks, kTemporary, kPurged}) {
-    const std::string path = absl::StrCat(options_.folder, "/", part);
+    const std::string path = Part(part);
     if (files_.MakeFolder(path, kFolderMode) != 0 && errno != EEXIST) {
       return absl::FailedPreconditionError(
           absl::StrCat("cannot make ", path, ": ", ErrnoStatus("").message()));
     }
   }
   return marked ? absl::OkStatus() : WriteMark();
-}
-
-absl::Time DirectoryBackend::TimeOfFileSystem() {
-  const absl::StatusOr<std::string> fresh = WriteTemporary({});
-  if (!fresh.ok()) return absl::InfinitePast();
-  absl::Time now;
-  if (files_.ModifiedAt(*fresh, &now) != 0) now = absl::InfinitePast();
-  files_.Unlink(*fresh);
-  return now;
-}
-
-bool DirectoryBackend::IsOld(const std::string& path) {
-  absl::Time modified;
-  return files_.ModifiedAt(path, &modified) == 0 && modified + options_.orphan_age < opened_at_;
-}
-
-void DirectoryBackend::SweepTemporaries() {
-  const std::string folder = absl::StrCat(options_.folder, "/", kTemporary);
-  std::vector<std::string> names;
-  if (files_.List(folder, &names) != 0) return;
-  for (const std::string& name : names) {
-    const std::string path = absl::StrCat(folder, "/", name);
-    const bool own = absl::StartsWith(name, options_.node + ".");
-    const bool orphan =
-        own ? !absl::StartsWith(name, absl::StrCat(options_.node, ".", instance_)) : IsOld(path);
-    if (orphan) files_.Unlink(path);
-  }
-}
-
-bool DirectoryBackend::Examine(const std::string& path, StoredBlock* found) {
-  absl::StatusOr<OpenFile> open = OpenBlock(path);
-  // Nobody knows whose file that is. A young one may be whole for its writer.
-  if (absl::IsDataLoss(open.status()) && IsOld(path)) files_.Unlink(path);
-  if (!open.ok()) return false;
-  const BlockFileHeader& header = open->header;
-  const bool own = header.node == options_.node;
-  const absl::Time now = clock_.Now();
-  const absl::Time expiry = header.record.expiry;
-  if (!own) {
-    if (expiry < now - options_.orphan_age) files_.Unlink(path);
-    return false;
-  }
-  const absl::StatusOr<uint64_t> generation = GenerationOf(header.record.id.tenant);
-  if (!generation.ok()) return false;
-  if (expiry <= now || header.generation != *generation || path != PathOf(header.record.id.key)) {
-    files_.Unlink(path);
-    return false;
-  }
-  *found = {std::move(open->header.record), TierPlace(0)};
-  return true;
-}
-
-void DirectoryBackend::ScanFolder(const std::string& folder, std::vector<StoredBlock>* found) {
-  std::vector<std::string> names;
-  if (files_.List(folder, &names) != 0) return;
-  for (const std::string& name : names) {
-    StoredBlock block;
-    if (Examine(absl::StrCat(folder, "/", name), &block)) found->push_back(std::move(block));
-  }
-}
-
-absl::StatusOr<std::vector<StoredBlock>> DirectoryBackend::Open() {
-  if (absl::Status status = CheckNode(options_.node); !status.ok()) return status;
-  if (options_.folder.empty() || options_.folder[0] != '/' || options_.scanning_threads < 1 ||
-      options_.orphan_age <= absl::ZeroDuration() ||
-      options_.generation_life < absl::ZeroDuration()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("a file-system tier in '", options_.folder,
-                     "'; expected an absolute path, at least one scanning thread, an orphan age "
-                     "above 0 and a generation life of at least 0"));
-  }
-  if (absl::Status status = PrepareFolder(); !status.ok()) return status;
-  opened_at_ = TimeOfFileSystem();
-  SweepTemporaries();
-  const std::string root = absl::StrCat(options_.folder, "/", kBlocks, "/");
-  std::vector<std::string> shards;
-  if (files_.List(root, &shards) != 0) return Failure("list", root, errno);
-  std::atomic<size_t> next = 0;
-  std::vector<std::vector<StoredBlock>> found(options_.scanning_threads);
-  std::vector<std::thread> threads;
-  for (std::vector<StoredBlock>& part : found) {
-    threads.emplace_back([&] {
-      for (size_t i = next++; i < shards.size(); i = next++) ScanFolder(root + shards[i], &part);
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-  std::vector<StoredBlock> blocks;
-  for (std::vector<StoredBlock>& part : found) {
-    std::move(part.begin(), part.end(), std::back_inserter(blocks));
-  }
-  return blocks;
 }
 
 }  // namespace palimpsest

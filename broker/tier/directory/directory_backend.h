@@ -18,12 +18,17 @@
 // A purge is one small file with a random number, the tenant's generation: blocks of another one
 // are misses for every node, at the latest after `generation_life`.
 //
+// What other nodes have is found by listing the folders, a few at a time, over and over, and
+// reading the header of each file that was not there before (SeenFiles). Open, which reads them all
+// anyway, begins with that.
+//
 // A medium for ThreadedBackend. Thread-safe.
 #ifndef PALIMPSEST_BROKER_TIER_DIRECTORY_DIRECTORY_BACKEND_H_
 #define PALIMPSEST_BROKER_TIER_DIRECTORY_DIRECTORY_BACKEND_H_
 
 #include <atomic>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -31,6 +36,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "broker/tier/directory/block_file.h"
 #include "broker/tier/directory/file_operations.h"
+#include "broker/tier/directory/seen_files.h"
 #include "broker/tier/threaded_backend.h"
 #include "common/clock.h"
 #include "common/fd.h"
@@ -50,6 +56,11 @@ class DirectoryBackend : public BlockingBackend {
     absl::Duration generation_life = absl::Seconds(2);
     // That read the headers of blocks when the tier is opened.
     int scanning_threads = 8;
+    // Blocks of other nodes that somebody wants to know of; eight times as many files are
+    // remembered.
+    size_t foreign_blocks = 0;
+    // Whose; empty: everybody's.
+    std::vector<std::string> tenants;
   };
 
   // `files` and `clock` outlive it.
@@ -70,8 +81,13 @@ class DirectoryBackend : public BlockingBackend {
   absl::Status Purge(const std::string& tenant) override;
   bool shared() const override { return true; }
   absl::StatusOr<StoredBlock> Find(const BlockIdentity& id) override;
+  absl::StatusOr<Discovery> Discover() override;
 
  private:
+  static constexpr char kBlocks[] = "blocks";
+  static constexpr char kTemporary[] = "temporary";
+  static constexpr char kPurged[] = "purged";
+
   struct OpenFile {
     UniqueFd fd;
     BlockFileHeader header;
@@ -81,18 +97,36 @@ class DirectoryBackend : public BlockingBackend {
     uint64_t number = 0;
     absl::Time read_at;
   };
+  // What a file in a folder of blocks is to this node.
+  struct Examined {
+    enum class Kind { kVanished, kDamaged, kUnreadable, kOwn, kForeign };
+    Kind kind = Kind::kUnreadable;
+    // Of kOwn and kForeign: whether it is to be served. Nothing: that cannot be told now.
+    std::optional<bool> serves;
+    BlockFileHeader header;
+  };
+  // A round of looks at other nodes' files.
+  struct Round {
+    bool begun = false;
+    SeenFiles::Generations generations;
+    std::vector<size_t> folders;  // to be listed
+    std::vector<BlockKey> due;    // files to be looked at
+  };
 
+  std::string Part(absl::string_view part) const;
   std::string PathOf(const BlockKey& key) const;
   std::string FolderOf(const BlockKey& key) const;
   std::string PurgedPath(const std::string& tenant) const;
   // Of a call that failed with `error`: what TierBackend says of errors.
   absl::Status Failure(absl::string_view what, const std::string& path, int error);
 
+  absl::Status CheckOptions() const;
   absl::Status PrepareFolder();
   absl::Status WriteMark();
   bool Mounted();
 
   absl::StatusOr<OpenFile> OpenBlock(const std::string& path);
+  absl::Status ReadBlock(const BlockRecord& record, absl::Span<std::byte> to);
   absl::Status ReadExactly(int fd, const std::string& path, absl::Span<std::byte> to, off_t from);
   absl::Status WriteAll(int fd, const std::string& path, absl::Span<const std::byte> from);
   absl::Status FlushFolder(const std::string& path);
@@ -108,13 +142,24 @@ class DirectoryBackend : public BlockingBackend {
   absl::StatusOr<uint64_t> ReadGeneration(const std::string& tenant);
   void Remember(const std::string& tenant, uint64_t generation);
 
+  // Opening (directory_scan.cc).
   absl::Time TimeOfFileSystem();
   // Older than orphan_age.
   bool IsOld(const std::string& path);
   void SweepTemporaries();
+  Examined Examine(const std::string& path);
+  // Its files that are blocks of this node to be served; removes what is to be removed.
   void ScanFolder(const std::string& folder, std::vector<StoredBlock>* found);
-  // Whether the file is a block of this node to be served; removes it if it is to be removed.
-  bool Examine(const std::string& path, StoredBlock* found);
+
+  // Blocks of other nodes (directory_scan.cc).
+  void NoteOwn(const BlockKey& key);
+  // Its header is read again.
+  void ForgetSeen(const BlockKey& key);
+  bool Wants(const BlockFileHeader& header) const;
+  void KeepForDiscover(BlockFileHeader header);
+  absl::Status BeginRound();
+  absl::Status ListNext(Discovery* told);
+  void LookAt(const BlockKey& key, Discovery* told);
 
   const Options options_;
   FileOperations& files_;
@@ -127,6 +172,11 @@ class DirectoryBackend : public BlockingBackend {
 
   Mutex mu_;
   absl::flat_hash_map<std::string, Generation> generations_ ABSL_GUARDED_BY(mu_);
+  SeenFiles seen_ ABSL_GUARDED_BY(mu_);
+  // What Open has read of other nodes, and Discover has not told yet.
+  std::vector<StoredBlock> opened_ ABSL_GUARDED_BY(mu_);
+
+  Round round_;  // of Discover alone
 };
 
 }  // namespace palimpsest

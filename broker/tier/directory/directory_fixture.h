@@ -37,6 +37,7 @@ class FaultyFiles : public FileOperations {
     return FileOperations::Write(fd, from, short_ ? std::min<size_t>(size, 1000) : size);
   }
   ssize_t PRead(int fd, std::byte* to, size_t size, off_t offset) override {
+    ++reads_;
     if (Fails("")) return -1;
     return FileOperations::PRead(fd, to, short_ ? std::min<size_t>(size, 1000) : size, offset);
   }
@@ -46,6 +47,10 @@ class FaultyFiles : public FileOperations {
   }
   int Unlink(const std::string& path) override {
     return Fails(path) ? -1 : FileOperations::Unlink(path);
+  }
+  int List(const std::string& path, std::vector<std::string>* names) override {
+    ++lists_;
+    return Fails(path) ? -1 : FileOperations::List(path, names);
   }
   int MakeFolder(const std::string& path, mode_t mode) override {
     return Fails(path) ? -1 : FileOperations::MakeFolder(path, mode);
@@ -70,6 +75,8 @@ class FaultyFiles : public FileOperations {
   void set_short(bool is_short) { short_ = is_short; }
   void set_torn(bool torn) { torn_ = torn; }
   bool failed() const { return failed_; }
+  int reads() const { return reads_; }
+  int lists() const { return lists_; }
 
  private:
   bool Fails(const std::string& path) {
@@ -83,6 +90,8 @@ class FaultyFiles : public FileOperations {
   }
 
   std::atomic<int> calls_ = 0;
+  std::atomic<int> reads_ = 0;
+  std::atomic<int> lists_ = 0;
   int fail_at_ = -1;
   int error_ = 0;
   bool all_after_ = false;

@@ -160,4 +160,23 @@ void SealedBackend::Find(const BlockIdentity& id, Found done) {
   });
 }
 
+void SealedBackend::Discover(Discovered done) {
+  medium_->Discover([this, done = std::move(done)](absl::StatusOr<Discovery> seen) mutable {
+    if (!seen.ok()) return done(std::move(seen));
+    Discovery opened{.complete = seen->complete};
+    for (const StoredBlock& block : seen->found) {
+      const TenantCipher* const cipher = CipherOf(block.record.id.tenant);
+      if (cipher == nullptr) continue;
+      absl::StatusOr<BlockRecord> record = cipher->OpenRecord(block.record);
+      if (record.ok()) opened.found.push_back({*std::move(record), block.place});
+    }
+    for (Discovery::Gone& gone : seen->gone) {
+      const TenantCipher* const cipher = CipherOf(gone.tenant);
+      if (cipher == nullptr) continue;
+      opened.gone.push_back({std::move(gone.tenant), cipher->OpenKey(gone.key)});
+    }
+    done(std::move(opened));
+  });
+}
+
 }  // namespace palimpsest

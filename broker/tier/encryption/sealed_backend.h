@@ -47,6 +47,8 @@ class SealedBackend : public TierBackend {
   }
   bool shared() const override { return medium_->shared(); }
   void Find(const BlockIdentity& id, Found done) override;
+  // What no key opens is left out.
+  void Discover(Discovered done) override;
 
  private:
   struct Transfer {

@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <iterator>
 #include <memory>
 #include <optional>
 #include <string>
@@ -126,8 +127,10 @@ class SealedBackendTest : public testing::Test {
   std::unique_ptr<TierBackend> Directory(const std::string& node) {
     return std::make_unique<ThreadedBackend>(
         std::make_unique<DirectoryBackend>(
-            DirectoryBackend::Options{
-                .folder = shared(), .node = node, .generation_life = absl::ZeroDuration()},
+            DirectoryBackend::Options{.folder = shared(),
+                                      .node = node,
+                                      .generation_life = absl::ZeroDuration(),
+                                      .foreign_blocks = 8},
             files_, clock_),
         2);
   }
@@ -174,6 +177,24 @@ class SealedBackendTest : public testing::Test {
     });
     ended.WaitForNotification();
     return result;
+  }
+
+  // Of a whole round.
+  static Discovery Look(TierBackend& backend) {
+    Discovery all;
+    while (!all.complete) {
+      Notification ended;
+      backend.Discover([&](absl::StatusOr<Discovery> told) {
+        EXPECT_EQ(told.status(), absl::OkStatus());
+        if (!told.ok()) told = Discovery{.complete = true};
+        std::move(told->found.begin(), told->found.end(), std::back_inserter(all.found));
+        std::move(told->gone.begin(), told->gone.end(), std::back_inserter(all.gone));
+        all.complete = told->complete;
+        ended.Notify();
+      });
+      ended.WaitForNotification();
+    }
+    return all;
   }
 
   std::string folder_;
@@ -350,6 +371,40 @@ TEST_F(SealedBackendTest, NodesWithTheSameKeyShareAFolderThatShowsNothing) {
   stranger.Close();
   WriteKey("anna", 'a');
   EXPECT_EQ(Start(Directory("n1"), Keys()).size(), 2);
+  backend_->Close();
+}
+
+TEST_F(SealedBackendTest, LooksTellWhatTheKeysOpenAndNothingElse) {
+  Start(Directory("n1"), Keys());
+  SealedBackend other(Directory("n2"), Keys());
+  WriteKey("anna", 'x');
+  SealedBackend stranger(Directory("n3"), Keys());
+  ASSERT_EQ(other.Open().status(), absl::OkStatus());
+  ASSERT_EQ(stranger.Open().status(), absl::OkStatus());
+  ASSERT_EQ(Write(*backend_, Record(1), 1).status(), absl::OkStatus());
+  ASSERT_EQ(Write(*backend_, Record(2, "bert"), 2).status(), absl::OkStatus());
+  EXPECT_TRUE(Look(*backend_).found.empty());
+  const Discovery told = Look(other);
+  ASSERT_EQ(told.found.size(), 2);
+  for (const StoredBlock& block : told.found) {
+    const uint64_t number = block.record.id.tenant == "anna" ? 1 : 2;
+    EXPECT_EQ(block.record, Record(number, block.record.id.tenant));
+    EXPECT_EQ(Read(other, block.record, block.place, number), absl::OkStatus());
+  }
+  const Discovery strange = Look(stranger);
+  ASSERT_EQ(strange.found.size(), 1) << "of bert it has the key";
+  EXPECT_EQ(strange.found[0].record, Record(2, "bert"));
+  const BlockRecord removed = Record(1);
+  EXPECT_EQ(Wait([&](TierBackend::Done done) {
+              backend_->Remove(removed, TierPlace(0), TierBackend::RemoveReason::kUnwanted,
+                               std::move(done));
+            }),
+            absl::OkStatus());
+  const std::vector<Discovery::Gone> gone = Look(other).gone;
+  ASSERT_EQ(gone.size(), 1);
+  EXPECT_EQ(gone[0], (Discovery::Gone{"anna", Record(1).id.key}));
+  other.Close();
+  stranger.Close();
   backend_->Close();
 }
 

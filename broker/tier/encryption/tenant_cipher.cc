@@ -97,6 +97,10 @@ BlockKey TenantCipher::SealKey(const BlockKey& key) const {
   return ToKey(EncipherBlock(names_, ToBytes(key)));
 }
 
+BlockKey TenantCipher::OpenKey(const BlockKey& sealed) const {
+  return ToKey(DecipherBlock(names_, ToBytes(sealed)));
+}
+
 BlockRecord TenantCipher::SealRecord(const BlockRecord& record) const {
   assert(record.id.tokens.size() <= kMaxTokens);
   BlockRecord sealed = {.id = {.key = SealKey(record.id.key), .tenant = record.id.tenant},
@@ -137,7 +141,7 @@ absl::StatusOr<BlockRecord> TenantCipher::OpenRecord(const BlockRecord& sealed) 
   }
   Fixed fixed;
   std::memcpy(&fixed, plain.data(), sizeof fixed);
-  BlockRecord record = {.id = {.key = ToKey(DecipherBlock(names_, ToBytes(sealed.id.key))),
+  BlockRecord record = {.id = {.key = OpenKey(sealed.id.key),
                                .parent = {fixed.parent[0], fixed.parent[1]},
                                .tokens = std::vector<TokenId>(tokens),
                                .tenant = sealed.id.tenant},

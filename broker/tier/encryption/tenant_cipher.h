@@ -46,6 +46,8 @@ class TenantCipher {
   static Bytes SealedLength(Bytes length);
 
   BlockKey SealKey(const BlockKey& key) const;
+  // The inverse.
+  BlockKey OpenKey(const BlockKey& sealed) const;
   // Requires at most kMaxTokens tokens. The same for the same record, whatever its expiry is.
   BlockRecord SealRecord(const BlockRecord& record) const;
   // DataLoss unless SealRecord made it, with this key, for a tenant of the same name.
