@@ -1,11 +1,16 @@
 // What a client gets: text, limits, identities.
 #include <gmock/gmock.h>
 
+#include <atomic>
 #include <cmath>
 #include <filesystem>
+#include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "common/clock.h"
 #include "common/grpc_time.h"
+#include "common/monotonic_time.h"
 #include "router/server/testing/router_fixture.h"
 
 namespace palimpsest::router::testing {
@@ -198,6 +203,65 @@ TEST_F(RouterStream, AConversationsHintGoesToAllItsWorkers) {
   alpha1_.SetBlocksOfHints(std::nullopt);
   EXPECT_EQ(hint().error_code(), grpc::StatusCode::FAILED_PRECONDITION);
   EXPECT_EQ(hint("nobody's").error_code(), grpc::StatusCode::UNAUTHENTICATED);
+}
+
+// By which no worker takes too long for an answer before the client's deadline.
+class ClockAhead : public Clock {
+ public:
+  absl::Time Now() const override { return MonotonicNow() + absl::Hours(1); }
+};
+
+TEST_F(RouterStream, HintsUnderWayAreBounded) {
+  constexpr size_t kMost = 1024;
+  struct Call {
+    grpc::ClientContext context;
+    v1::HintConversationResponse response;
+    grpc::Status status;
+  };
+  static const ClockAhead clock{};
+  clock_ = &clock;
+  StartRouter();
+  FakeWorker* const workers[] = {&alpha0_, &alpha1_};
+  for (FakeWorker* worker : workers) worker->HoldHints();
+  v1::HintConversationRequest request;
+  request.set_model("m");
+  request.set_conversation_id("chat-1");
+  request.mutable_action()->mutable_demote();
+  std::vector<Call> calls(kMost);
+  std::atomic<size_t> ended = 0;
+  for (Call& call : calls) {
+    Authorize(call.context, kAlphaToken);
+    stub_->async()->HintConversation(&call.context, &request, &call.response,
+                                     [&call, &ended](grpc::Status status) {
+                                       call.status = std::move(status);
+                                       ++ended;
+                                     });
+  }
+  const auto all_held = [&] {
+    return alpha0_.held_hints() == kMost && alpha1_.held_hints() == kMost;
+  };
+  EXPECT_TRUE(Eventually(all_held)) << alpha0_.held_hints() << " and " << alpha1_.held_hints();
+
+  const auto one_more = [&](const std::string& token, const std::string& model) {
+    grpc::ClientContext context;
+    Authorize(context, token);
+    v1::HintConversationRequest another = request;
+    another.set_model(model);
+    v1::HintConversationResponse response;
+    return stub_->HintConversation(&context, another, &response);
+  };
+  for (const grpc::Status& refused :
+       {one_more(kAlphaToken, "m"), one_more(kBetaToken, "private")}) {
+    EXPECT_EQ(refused.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+    EXPECT_THAT(refused.error_message(), HasSubstr("1024 hints are under way"));
+  }
+  EXPECT_TRUE(all_held()) << "no worker hears of it";
+  EXPECT_FALSE(beta1_.last_hint().has_action());
+
+  for (FakeWorker* worker : workers) worker->ReleaseHints();
+  ASSERT_TRUE(Eventually([&] { return ended == kMost; }, 3 * kPatience));
+  for (const Call& call : calls) ASSERT_TRUE(call.status.ok()) << call.status.error_message();
+  EXPECT_TRUE(one_more(kAlphaToken, "m").ok());
 }
 
 TEST_F(RouterStream, CharactersAreWholeAlthoughTokensAreNot) {

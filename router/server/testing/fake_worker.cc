@@ -114,6 +114,7 @@ FakeWorker::FakeWorker(std::string tenant, std::string model)
 FakeWorker::~FakeWorker() { Stop(); }
 
 void FakeWorker::Stop() {
+  ReleaseHints();
   server_->Shutdown(GrpcTimeout(absl::ZeroDuration()));
   server_->Wait();
 }
@@ -186,18 +187,49 @@ v1::WorkerHintRequest FakeWorker::last_hint() const {
 grpc::ServerUnaryReactor* FakeWorker::HintConversation(grpc::CallbackServerContext* context,
                                                        const v1::WorkerHintRequest* request,
                                                        v1::WorkerHintResponse* response) {
-  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-  grpc::Status status(grpc::StatusCode::FAILED_PRECONDITION, "no tiers");
+  const Hint hint{context->DefaultReactor(), response};
   {
     MutexLock lock(&mutex_);
     hint_ = *request;
+    if (holds_hints_) {
+      held_hints_.push_back(hint);
+      return hint.reactor;
+    }
+  }
+  Answer(hint);
+  return hint.reactor;
+}
+
+void FakeWorker::Answer(const Hint& hint) {
+  grpc::Status status(grpc::StatusCode::FAILED_PRECONDITION, "no tiers");
+  {
+    MutexLock lock(&mutex_);
     if (hint_blocks_.has_value()) {
-      response->set_blocks(*hint_blocks_);
+      hint.response->set_blocks(*hint_blocks_);
       status = grpc::Status::OK;
     }
   }
-  reactor->Finish(status);
-  return reactor;
+  hint.reactor->Finish(status);
+}
+
+void FakeWorker::HoldHints() {
+  MutexLock lock(&mutex_);
+  holds_hints_ = true;
+}
+
+void FakeWorker::ReleaseHints() {
+  std::vector<Hint> held;
+  {
+    MutexLock lock(&mutex_);
+    holds_hints_ = false;
+    held.swap(held_hints_);
+  }
+  for (const Hint& hint : held) Answer(hint);
+}
+
+size_t FakeWorker::held_hints() const {
+  MutexLock lock(&mutex_);
+  return held_hints_.size();
 }
 
 grpc::ServerUnaryReactor* FakeWorker::Drain(grpc::CallbackServerContext* context,

@@ -87,6 +87,10 @@ class FakeWorker : public v1::Worker::CallbackService {
 
   void SetBlocksOfHints(std::optional<uint64_t> blocks);
   v1::WorkerHintRequest last_hint() const;
+  // From now on hints are not answered until ReleaseHints or Stop.
+  void HoldHints();
+  void ReleaseHints();
+  size_t held_hints() const;
 
   void SetToken(std::string token);
   void Stop();
@@ -104,7 +108,13 @@ class FakeWorker : public v1::Worker::CallbackService {
                                      v1::WorkerStats* response) override;
 
  private:
+  struct Hint {
+    grpc::ServerUnaryReactor* reactor;
+    v1::WorkerHintResponse* response;
+  };
+
   bool Authorized(const grpc::CallbackServerContext& context);
+  void Answer(const Hint& hint);
 
   const std::string tenant_;
   const std::string model_;
@@ -120,6 +130,8 @@ class FakeWorker : public v1::Worker::CallbackService {
   std::string authorization_ ABSL_GUARDED_BY(mutex_);
   std::optional<uint64_t> hint_blocks_ ABSL_GUARDED_BY(mutex_) = 0;
   v1::WorkerHintRequest hint_ ABSL_GUARDED_BY(mutex_);
+  bool holds_hints_ ABSL_GUARDED_BY(mutex_) = false;
+  std::vector<Hint> held_hints_ ABSL_GUARDED_BY(mutex_);
   int port_ = 0;
   std::unique_ptr<grpc::Server> server_;
 };

@@ -58,8 +58,7 @@ class RouterFixture : public ::testing::Test {
 
   // Starts the router and waits until it has seen every worker healthy.
   void StartRouter(size_t expected_alpha = 2) {
-    absl::StatusOr<std::unique_ptr<RouterServer>> started =
-        RouterServer::Start(config_, Clock::Real());
+    absl::StatusOr<std::unique_ptr<RouterServer>> started = RouterServer::Start(config_, *clock_);
     ASSERT_TRUE(started.ok()) << started.status();
     router_ = *std::move(started);
     channel_ = grpc::CreateChannel("127.0.0.1:" + std::to_string(router_->port()),
@@ -125,6 +124,7 @@ class RouterFixture : public ::testing::Test {
 
   TempFolder folder_;
   RouterConfig config_;
+  const Clock* clock_ = &Clock::Real();  // the router's
   FakeWorker alpha0_{"alpha", "m"};
   FakeWorker alpha1_{"alpha", "m"};
   FakeWorker beta0_{"beta", "m"};
