@@ -11,17 +11,14 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "common/grpc_status.h"
-#include "common/grpc_time.h"
 #include "common/monotonic_time.h"
 #include "common/mutex.h"
+#include "tools/load/recorded_call.h"
 
 namespace palimpsest::load {
 namespace {
 
 constexpr absl::Duration kProgressInterval = absl::Seconds(1);
-// Only for a server that answers neither requests nor cancellations.
-constexpr absl::Duration kCancelPatience = absl::Seconds(30);
 
 std::unique_ptr<v1::Worker::Stub> Connect(const std::string& address) {
   grpc::ChannelArguments arguments;
@@ -56,6 +53,8 @@ struct Place {
   size_t request = 0;
 };
 
+using Call = RecordedCall<v1::Worker, v1::WorkerGenerateRequest, v1::WorkerGenerateResponse>;
+
 }  // namespace
 
 // The time of a run, and which of its calls have ended.
@@ -63,6 +62,7 @@ class LoadGenerator::Clock {
  public:
   explicit Clock(absl::Time start) : start_(start) {}
 
+  absl::Time start() const { return start_; }
   // Since the start of the run.
   absl::Duration Now() const { return MonotonicNow() - start_; }
 
@@ -86,85 +86,6 @@ class LoadGenerator::Clock {
   Mutex mu_;
   CondVar changed_;
   std::vector<Place> news_ ABSL_GUARDED_BY(mu_);
-};
-
-// One request. The record is gRPC's from Start until the call has ended.
-class LoadGenerator::Call : public grpc::ClientReadReactor<v1::WorkerGenerateResponse> {
- public:
-  Call(v1::WorkerGenerateRequest request, const std::string& token, absl::Duration due, Place place)
-      : request_(std::move(request)), place_(place) {
-    context_.AddMetadata("authorization", absl::StrCat("Bearer ", token));
-    record_.due = due;
-    record_.digest = kEmptyDigest;
-    record_.request = place.request;
-    record_.prompt_tokens = static_cast<uint32_t>(request_.prompt_token_ids_size());
-    record_.tokens.reserve(request_.sampling().max_tokens());
-  }
-
-  void Start(v1::Worker::Stub& stub, Clock& clock, absl::Duration cutoff) {
-    clock_ = &clock;
-    context_.set_deadline(GrpcTimeout(cutoff - clock.Now() + kCancelPatience));
-    record_.sent = clock.Now();
-    stub.async()->Generate(&context_, &request_, this);
-    StartRead(&response_);
-    StartCall();
-  }
-
-  void Cancel() { context_.TryCancel(); }
-
-  void OnReadDone(bool ok) override {
-    if (!ok) return;
-    const absl::Duration now = clock_->Now();
-    for (const int32_t id : response_.token_ids()) {
-      answer_.push_back(id);
-      record_.tokens.push_back(now);
-      record_.digest = AddToDigest(record_.digest, static_cast<uint32_t>(id));
-    }
-    if (response_.has_usage()) {
-      record_.preemptions = response_.usage().preemptions();
-      record_.cached_tokens = response_.usage().cached_tokens();
-    }
-    StartRead(&response_);
-  }
-
-  void OnDone(const grpc::Status& status) override {
-    record_.end = clock_->Now();
-    if (!status.ok()) {
-      // Ours, when it is given up; a worker says so of no other.
-      const bool given_up = status.error_code() == grpc::StatusCode::CANCELLED;
-      record_.outcome = given_up ? Outcome::kUnfinished : Outcome::kFailed;
-      record_.error = given_up ? "" : FromGrpcStatus(status).ToString();
-    } else if (record_.tokens.size() == request_.sampling().max_tokens()) {
-      record_.outcome = Outcome::kFinished;
-    } else {
-      record_.outcome = Outcome::kFailed;
-      record_.error = absl::StrCat("INTERNAL: ", record_.tokens.size(), " tokens of ",
-                                   request_.sampling().max_tokens());
-    }
-    clock_->OneEnded(place_);
-  }
-
-  absl::Duration due() const { return record_.due; }
-
-  // After the end.
-  const RequestRecord& record() const { return record_; }
-  RequestRecord TakeRecord() { return std::move(record_); }
-  // Prompt and answer.
-  std::vector<int32_t> Text() const {
-    std::vector<int32_t> text(request_.prompt_token_ids().begin(),
-                              request_.prompt_token_ids().end());
-    text.insert(text.end(), answer_.begin(), answer_.end());
-    return text;
-  }
-
- private:
-  const v1::WorkerGenerateRequest request_;
-  const Place place_;
-  grpc::ClientContext context_;
-  v1::WorkerGenerateResponse response_;
-  Clock* clock_ = nullptr;
-  RequestRecord record_;
-  std::vector<int32_t> answer_;
 };
 
 // The requests of a run: those that are built, and which of them is due next.
@@ -207,7 +128,8 @@ class LoadGenerator::Calls {
     const Place place = waiting_.top().place;
     waiting_.pop();
     Call& call = *calls_[place.tenant][place.request];
-    call.Start(*stubs[place.tenant], clock, cutoff);
+    call.Start(*stubs[place.tenant], clock.start(), cutoff,
+               [place, &clock] { clock.OneEnded(place); });
     sent_.push_back(&call);
   }
   int64_t sent() const { return static_cast<int64_t>(sent_.size()); }
@@ -218,7 +140,11 @@ class LoadGenerator::Calls {
     const Call& call = *calls_[ended.tenant][ended.request];
     if (!next.has_value() || call.record().outcome != Outcome::kFinished) return;
     const absl::Duration due = call.record().end + schedule_[ended.tenant][*next].due;
-    if (due < last_turn) Add({ended.tenant, *next}, due, call.Text());
+    if (due >= last_turn) return;
+    const auto& prompt = call.request().prompt_token_ids();
+    std::vector<int32_t> text(prompt.begin(), prompt.end());
+    text.insert(text.end(), call.answer().begin(), call.answer().end());
+    Add({ended.tenant, *next}, due, std::move(text));
   }
 
   void CancelSent() {
@@ -262,8 +188,11 @@ class LoadGenerator::Calls {
     const size_t first = first_turns_[place.tenant][place.request];
     request.set_conversation_id(
         absl::StrCat("load-", absl::Hex(schedule_[place.tenant][first].seed)));
+    RequestRecord record{.due = due,
+                         .prompt_tokens = static_cast<uint32_t>(request.prompt_token_ids_size()),
+                         .request = place.request};
     calls_[place.tenant][place.request] =
-        std::make_unique<Call>(std::move(request), target.token, due, place);
+        std::make_unique<Call>(std::move(request), target.token, std::move(record));
     waiting_.push({due, planned_++, place});
   }
 

@@ -56,7 +56,6 @@ class LoadGenerator {
       const std::function<void(const LoadProgress&)>& progress = nullptr);
 
  private:
-  class Call;
   class Clock;
   class Calls;
 

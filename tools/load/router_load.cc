@@ -4,24 +4,23 @@
 #include <memory>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
-#include "common/grpc_status.h"
-#include "common/grpc_time.h"
 #include "common/monotonic_time.h"
 #include "common/mutex.h"
+#include "tools/load/recorded_call.h"
 
 namespace palimpsest::load {
 namespace {
 
 constexpr absl::Duration kProgressInterval = absl::Seconds(1);
-// Only for a server that answers neither requests nor cancellations.
-constexpr absl::Duration kCancelPatience = absl::Seconds(30);
+
+using Call = RecordedCall<v1::Router, v1::GenerateRequest, v1::GenerateResponse>;
 
 // The time of a run, and how many of its calls have ended.
 class Run {
  public:
   // The time is 0.
   void Begin() { start_ = MonotonicNow(); }
+  absl::Time start() const { return start_; }
   // Since the start.
   absl::Duration Now() const { return MonotonicNow() - start_; }
 
@@ -59,71 +58,6 @@ v1::GenerateRequest MakeRequest(const RouterTarget& target, const PromptRequest&
   return request;
 }
 
-// One request. The record is gRPC's from Start until the call has ended.
-class Call : public grpc::ClientReadReactor<v1::GenerateResponse> {
- public:
-  Call(const RouterTarget& target, const PromptRequest& wanted, size_t number, Run& run)
-      : run_(run), request_(MakeRequest(target, wanted)) {
-    context_.AddMetadata("authorization", absl::StrCat("Bearer ", target.token));
-    record_.due = wanted.due;
-    record_.request = number;
-    record_.digest = kEmptyDigest;
-    record_.prompt_tokens = static_cast<uint32_t>(wanted.prompt.size());
-    record_.tokens.reserve(request_.sampling().max_tokens());
-  }
-
-  void Start(v1::Router::Stub& stub, absl::Duration cutoff) {
-    context_.set_deadline(GrpcTimeout(cutoff - run_.Now() + kCancelPatience));
-    record_.sent = run_.Now();
-    stub.async()->Generate(&context_, &request_, this);
-    StartRead(&response_);
-    StartCall();
-  }
-
-  void Cancel() { context_.TryCancel(); }
-  absl::Duration due() const { return record_.due; }
-  // After the end.
-  RequestRecord TakeRecord() { return std::move(record_); }
-
-  void OnReadDone(bool ok) override {
-    if (!ok) return;
-    const absl::Duration now = run_.Now();
-    for (const int32_t id : response_.token_ids()) {
-      record_.tokens.push_back(now);
-      record_.digest = AddToDigest(record_.digest, static_cast<uint32_t>(id));
-    }
-    if (response_.has_usage()) {
-      record_.preemptions = response_.usage().preemptions();
-      record_.cached_tokens = response_.usage().cached_tokens();
-    }
-    StartRead(&response_);
-  }
-
-  void OnDone(const grpc::Status& status) override {
-    record_.end = run_.Now();
-    if (!status.ok()) {
-      // Ours, when it is given up; a router says so of no other.
-      const bool given_up = status.error_code() == grpc::StatusCode::CANCELLED;
-      record_.outcome = given_up ? Outcome::kUnfinished : Outcome::kFailed;
-      record_.error = given_up ? "" : FromGrpcStatus(status).ToString();
-    } else if (record_.tokens.size() == request_.sampling().max_tokens()) {
-      record_.outcome = Outcome::kFinished;
-    } else {
-      record_.outcome = Outcome::kFailed;
-      record_.error = absl::StrCat("INTERNAL: ", record_.tokens.size(), " tokens of ",
-                                   request_.sampling().max_tokens());
-    }
-    run_.OneEnded();
-  }
-
- private:
-  Run& run_;
-  const v1::GenerateRequest request_;
-  grpc::ClientContext context_;
-  v1::GenerateResponse response_;
-  RequestRecord record_;
-};
-
 }  // namespace
 
 std::vector<RequestRecord> RunRouterLoad(const RouterTarget& target,
@@ -133,7 +67,11 @@ std::vector<RequestRecord> RunRouterLoad(const RouterTarget& target,
   Run run;
   std::vector<std::unique_ptr<Call>> calls;
   for (const PromptRequest& request : requests) {
-    calls.push_back(std::make_unique<Call>(target, request, calls.size(), run));
+    RequestRecord record{.due = request.due,
+                         .prompt_tokens = static_cast<uint32_t>(request.prompt.size()),
+                         .request = calls.size()};
+    calls.push_back(
+        std::make_unique<Call>(MakeRequest(target, request), target.token, std::move(record)));
   }
   run.Begin();
   const auto count = static_cast<int64_t>(calls.size());
@@ -152,7 +90,7 @@ std::vector<RequestRecord> RunRouterLoad(const RouterTarget& target,
   for (const auto& call : calls) {
     // More calls than there are cannot end: it waits for the time.
     await(call->due(), count + 1);
-    call->Start(*target.stub, cutoff);
+    call->Start(*target.stub, run.start(), cutoff, [&run] { run.OneEnded(); });
     ++sent;
   }
   await(cutoff, count);
