@@ -195,7 +195,6 @@ Node::Node(NodeOptions options) : options_(std::move(options)) {
     arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
     arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 100);
     arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 20);
-    arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 20);
     return grpc::CreateCustomChannel(absl::StrCat("unix:", folder_, "/", socket),
                                      grpc::InsecureChannelCredentials(), arguments);
   };

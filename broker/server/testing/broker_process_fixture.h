@@ -58,7 +58,6 @@ class BrokerProcessFixture : public ::testing::Test {
     grpc::ChannelArguments arguments;
     arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
     arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 20);
-    arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 20);
     arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 50);
     stub_ = v1::Broker::NewStub(grpc::CreateCustomChannel(
         "unix:" + node_.control(), grpc::InsecureChannelCredentials(), arguments));
