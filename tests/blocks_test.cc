@@ -135,7 +135,7 @@ TEST_P(BlocksTest, SecondTurnComesBackFromHostMemoryAndFromBelow) {
   // none.
   const bool host = GetParam() == NodeBackend::kHost;
   node.Await("everything to leave T1", [&] {
-    return Row(node, "dram").blocks() == 0 && (!host || Row(node, "cxl (emulated)").blocks() >= 50);
+    return Row(node, "dram").blocks() == 0 && (!host || Row(node, "cxl").blocks() >= 50);
   });
   // Blocks that come up need a chunk that is there, which a request brings about and the next uses.
   node.Await("a chunk of T1", [&] {
@@ -143,7 +143,7 @@ TEST_P(BlocksTest, SecondTurnComesBackFromHostMemoryAndFromBelow) {
     return Row(node, "dram").blocks() >= 50;
   });
   ExpectSame(calm[2], node.Generate(requests[2]));
-  if (host) EXPECT_GT(Row(node, "cxl (emulated)").promoted_blocks(), 0u);
+  if (host) EXPECT_GT(Row(node, "cxl").promoted_blocks(), 0u);
   EXPECT_TRUE(node.StopAll().ok());
 }
 
@@ -169,14 +169,13 @@ TEST_P(BlocksTest, SlidingWindowComesBackWithoutWhatItDoesNotSee) {
 
   Evict(node);
   Trim(node);
-  node.Await("everything below T1", [&] {
-    return Row(node, "dram").blocks() == 0 && Row(node, "cxl (emulated)").blocks() >= 50;
-  });
+  node.Await("everything below T1",
+             [&] { return Row(node, "dram").blocks() == 0 && Row(node, "cxl").blocks() >= 50; });
   EXPECT_TRUE(node.Generate(Ask(LongText(950), 8)).status.ok());
   node.Await("a chunk of T1", [&] { return Row(node, "dram").blocks() >= 50; });
   ExpectSame(calm[2], node.Generate(requests[2]));
-  EXPECT_GT(Row(node, "cxl (emulated)").promoted_blocks(), 0u);
-  EXPECT_LE(Row(node, "cxl (emulated)").promoted_blocks(), 8u);
+  EXPECT_GT(Row(node, "cxl").promoted_blocks(), 0u);
+  EXPECT_LE(Row(node, "cxl").promoted_blocks(), 8u);
   EXPECT_TRUE(node.StopAll().ok());
 }
 
