@@ -42,6 +42,7 @@ LowerTierConfig ReadLower(ConfigReader& reader, absl::string_view name) {
   tier.store.store_bytes_per_second =
       reader.Size("store_bytes_per_second", Bytes(0), kMost, Bytes(0));
   tier.store.max_in_flight = static_cast<int>(reader.Int("depth", 1, 1024, 16));
+  tier.store.remeasure_after = absl::Seconds(1);
   tier.store.max_stores_in_flight = (tier.store.max_in_flight + 1) / 2;
   tier.store.breaker.slow =
       reader.Duration("slow", absl::Milliseconds(1), absl::Hours(1), tier.store.breaker.slow);

@@ -161,6 +161,10 @@ class TierStore {
     // From the end of a round of looks to the next one.
     absl::Duration foreign_period = absl::Seconds(30);
     CircuitBreaker::Options breaker;
+    // A medium that nobody has used for so long is measured again, then after twice as long each
+    // time, up to the breaker's longest back-off, and what is found replaces what was believed: a
+    // tier that was slow when it was opened would never be worth a transfer that shows it is not.
+    absl::Duration remeasure_after = absl::InfiniteDuration();
     // How long the destructor waits for the medium. If that is not enough, the back-end and all
     // memory that it may still touch are given up, never freed.
     absl::Duration drain = absl::Seconds(30);

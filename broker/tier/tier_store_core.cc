@@ -38,11 +38,13 @@ absl::Status TierStore::Options::Validate() const {
       max_stores_in_flight > max_in_flight || max_queued_loads < 1 || max_queued_stores < 1 ||
       store_bytes_per_second < Bytes(0) || longest_life <= absl::ZeroDuration() ||
       probe_bytes < KiB(4) || probe_bytes > GiB(1) || foreign_period <= absl::ZeroDuration() ||
-      drain < absl::ZeroDuration() || drain == absl::InfiniteDuration()) {
+      remeasure_after <= absl::ZeroDuration() || drain < absl::ZeroDuration() ||
+      drain == absl::InfiniteDuration()) {
     return absl::InvalidArgumentError(
         "a tier's store expects a capacity and a pace of at least 0, at least one operation in "
         "flight of which at least one and at most all are stores, queues for at least one, a life "
-        "above 0, probes of 4 KiB to 1 GiB, a pause between looks above 0 and a finite drain");
+        "above 0, probes of 4 KiB to 1 GiB, pauses between looks and "
+        "measurements above 0 and a finite drain");
   }
   return breaker.Validate();
 }

@@ -101,6 +101,10 @@ class TierStore::Core {
     std::vector<std::byte> data;
     std::vector<std::byte> back;
     bool ok = true;
+    // The breaker is closed, and this was measured.
+    bool idle = false;
+    TransferMeter loads;
+    TransferMeter stores;
   };
 
   // InvalidArgument for a block that no tier takes.
@@ -146,6 +150,9 @@ class TierStore::Core {
 
   // The same, of probes: their one job changes from step to step (tier_store_probe.cc).
   void BeginProbe(absl::Time now, Actions* actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // When the next probe is due.
+  absl::Time NextProbe() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void EndProbe(absl::Duration elapsed, absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void NextScratch(Job* job, absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void FinishProbeStep(Job* job, const Completion& completion, Actions* actions)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -183,6 +190,9 @@ class TierStore::Core {
   CircuitBreaker breaker_ ABSL_GUARDED_BY(mu_);
   TransferMeter loads_ ABSL_GUARDED_BY(mu_);
   TransferMeter stores_ ABSL_GUARDED_BY(mu_);
+  // When they are measured if nothing is transferred until then, and how long after the last one.
+  absl::Duration idle_for_ ABSL_GUARDED_BY(mu_) = options_.remeasure_after;
+  absl::Time remeasure_at_ ABSL_GUARDED_BY(mu_) = absl::InfiniteFuture();
   TierCounters counters_ ABSL_GUARDED_BY(mu_);
   std::string last_failure_ ABSL_GUARDED_BY(mu_);
 

@@ -207,6 +207,7 @@ void TierStore::Core::Finish(Completion completion, Actions* actions) {
     case Job::Kind::kLoad:
       if (job->found) {
         if (completion.status.ok()) loads_.Record(job->record.length, elapsed);
+        remeasure_at_ = completion.ended + idle_for_;
         FinishLoad(job, completion, actions);
       } else {
         FinishFind(job, std::move(completion), actions);
@@ -214,6 +215,7 @@ void TierStore::Core::Finish(Completion completion, Actions* actions) {
       return;
     case Job::Kind::kStore:
       if (completion.status.ok()) stores_.Record(job->record.length, elapsed);
+      remeasure_at_ = completion.ended + idle_for_;
       FinishStore(job, completion, actions);
       return;
     case Job::Kind::kRemove:
@@ -369,7 +371,7 @@ bool TierStore::Core::RoomForStores() const {
 }
 
 void TierStore::Core::StartDue(absl::Time now, Actions* actions) {
-  if (breaker_.next_probe() <= now) BeginProbe(now, actions);
+  if (NextProbe() <= now) BeginProbe(now, actions);
   if (!breaker_.allows()) return;
   while (!queued_loads_.empty() && in_flight_ < options_.max_in_flight) {
     StartFirst(&queued_loads_, now, actions);
@@ -399,8 +401,7 @@ void TierStore::Core::StartDue(absl::Time now, Actions* actions) {
 }
 
 absl::Time TierStore::Core::NextEvent(absl::Time now) const {
-  absl::Time next =
-      std::min({catalog_.next_expiry(), foreign_.next_expiry(), breaker_.next_probe()});
+  absl::Time next = std::min({catalog_.next_expiry(), foreign_.next_expiry(), NextProbe()});
   if (LooksForForeign() && next_look_ > now) next = std::min(next, next_look_);
   if (!deadlines_.empty()) next = std::min(next, deadlines_.begin()->first);
   if (!started_.empty()) {

@@ -88,6 +88,15 @@ class TierStoreTest : public testing::Test {
     ASSERT_TRUE(store_->WaitUntilServing(absl::ZeroDuration()));
   }
 
+  // Ends what a probe has begun, each of its steps in `step`, until it is over.
+  void EndProbe(absl::Duration step) {
+    for (store_->RunOnce(); !medium_.pending.empty(); store_->RunOnce()) {
+      ASSERT_EQ(medium_.pending.size(), 1);
+      clock_.Advance(step);
+      medium_.Finish(0, medium_.fault);
+    }
+  }
+
   // Operations that end at once are followed up until nothing is left to do.
   void Settle() {
     for (int i = 0; i < 30; ++i) store_->RunOnce();

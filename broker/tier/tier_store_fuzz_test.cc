@@ -50,6 +50,7 @@ class Fuzzer {
     options.max_queued_stores = 5;
     options.probe_bytes = KiB(4);
     options.own_thread = false;
+    options.remeasure_after = absl::Seconds(1);
     options.foreign_blocks = 4;
     medium_.shared = seed % 2 == 0;
     medium_.hold = true;

@@ -1,4 +1,5 @@
-// A round trip of two scratch blocks: what measures a tier at first, and what closes its breaker.
+// A round trip of two scratch blocks: what measures a tier at first and when nobody uses it, and
+// what closes its breaker.
 #include <algorithm>
 #include <cstring>
 
@@ -15,11 +16,25 @@ constexpr Bytes kSmallProbe = KiB(4);
 // time.
 constexpr absl::Duration kProbeLife = absl::Minutes(10);
 
+// What is found to be so much faster or slower than was believed is looked at again soon.
+constexpr double kSurprise = 2;
+
+bool Surprises(absl::Duration believed, absl::Duration found) {
+  return found > believed * kSurprise || believed > found * kSurprise;
+}
+
 }  // namespace
 
+absl::Time TierStore::Core::NextProbe() const {
+  if (probe_ != nullptr || closing_) return absl::InfiniteFuture();
+  if (!breaker_.allows()) return breaker_.next_probe();
+  return in_flight_ > 0 ? absl::InfiniteFuture() : remeasure_at_;
+}
+
 void TierStore::Core::BeginProbe(absl::Time now, Actions* actions) {
-  breaker_.BeginProbe();
   probe_ = std::make_unique<Probe>();
+  probe_->idle = breaker_.allows();
+  if (!probe_->idle) breaker_.BeginProbe();
   probe_->sizes = {options_.probe_bytes, kSmallProbe};
   Job* const job = AddJob(Job::Kind::kProbe, absl::InfiniteFuture(), nullptr);
   if (leftover_.has_value()) {
@@ -68,7 +83,7 @@ void TierStore::Core::FinishProbeStep(Job* job, const Completion& completion, Ac
         break;
       }
       if (!completion.status.ok()) break;
-      stores_.Record(job->record.length, elapsed);
+      (probe_->idle ? probe_->stores : stores_).Record(job->record.length, elapsed);
       job->place = completion.place;
       job->from.bytes = {};
       job->to.bytes = absl::MakeSpan(probe_->back);
@@ -76,7 +91,9 @@ void TierStore::Core::FinishProbeStep(Job* job, const Completion& completion, Ac
       more = true;
       break;
     case Probe::Step::kRead:
-      if (status.ok()) loads_.Record(job->record.length, elapsed);
+      if (status.ok()) {
+        (probe_->idle ? probe_->loads : loads_).Record(job->record.length, elapsed);
+      }
       job->to.bytes = {};
       probe_->step = Probe::Step::kRemove;
       more = true;
@@ -98,9 +115,29 @@ void TierStore::Core::FinishProbeStep(Job* job, const Completion& completion, Ac
     MarkStarted(job, completion.ended, actions);
     return;
   }
-  breaker_.EndProbe(probe_->ok && !closing_, completion.ended);
-  probe_.reset();
+  EndProbe(elapsed, completion.ended);
   Retire(job, actions);
+}
+
+void TierStore::Core::EndProbe(absl::Duration elapsed, absl::Time now) {
+  const std::unique_ptr<Probe> probe = std::move(probe_);
+  const bool ok = probe->ok && !closing_;
+  bool again_soon = !probe->idle;
+  if (!probe->idle) {
+    breaker_.EndProbe(ok, now);
+  } else {
+    breaker_.Record(ok, elapsed, now);
+    if (ok && probe->loads.measured()) {
+      again_soon =
+          Surprises(loads_.Expect(options_.probe_bytes), probe->loads.Expect(options_.probe_bytes));
+      loads_ = probe->loads;
+    }
+    // A full medium stores nothing.
+    if (ok && probe->stores.measured()) stores_ = probe->stores;
+  }
+  idle_for_ = again_soon ? options_.remeasure_after
+                         : std::min(idle_for_ * 2, options_.breaker.longest_back_off);
+  remeasure_at_ = now + idle_for_;
 }
 
 }  // namespace palimpsest

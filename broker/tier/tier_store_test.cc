@@ -53,6 +53,72 @@ TEST_F(TierStoreTest, NothingIsServedBeforeTheFirstProbe) {
   EXPECT_NEAR(absl::ToDoubleMilliseconds(store_->ExpectedLoad(MiB(1))), 9, 0.1);
 }
 
+TEST_F(TierStoreTest, WhatNobodyUsesIsMeasuredAgain) {
+  options_.remeasure_after = absl::Seconds(1);
+  medium_.hold = true;
+  OpenStore(/*probe=*/false);
+  EndProbe(absl::Milliseconds(100));
+  EXPECT_EQ(store_->ExpectedLoad(KiB(4)), absl::Milliseconds(100));
+
+  clock_.Advance(absl::Milliseconds(999));
+  store_->RunOnce();
+  EXPECT_TRUE(medium_.pending.empty());
+  clock_.Advance(absl::Milliseconds(1));
+  EndProbe(absl::Milliseconds(1));
+  EXPECT_EQ(store_->ExpectedLoad(KiB(4)), absl::Milliseconds(1)) << "what was believed is gone";
+  EXPECT_EQ(store_->status().store_latency, absl::Milliseconds(1));
+  EXPECT_TRUE(medium_.blocks.empty()) << "scratch blocks are left";
+
+  // That was a surprise. From here on it is as expected, and looked at less and less.
+  clock_.Advance(absl::Seconds(1));
+  EndProbe(absl::Milliseconds(1));
+  for (const int seconds : {2, 4, 8, 16, 32, 60, 60}) {
+    clock_.Advance(absl::Seconds(seconds) - absl::Milliseconds(1));
+    store_->RunOnce();
+    ASSERT_TRUE(medium_.pending.empty()) << seconds;
+    clock_.Advance(absl::Milliseconds(1));
+    store_->RunOnce();
+    ASSERT_FALSE(medium_.pending.empty()) << seconds;
+    EndProbe(absl::Milliseconds(1));
+  }
+}
+
+TEST_F(TierStoreTest, TransfersAreMeasurementsEnough) {
+  options_.remeasure_after = absl::Seconds(1);
+  OpenStore();
+  medium_.hold = true;
+  for (int i = 1; i < 10; ++i) {
+    clock_.Advance(absl::Milliseconds(900));
+    Request request;
+    ASSERT_EQ(TryStore(&request, Identity(static_cast<uint64_t>(i))), absl::OkStatus());
+    store_->RunOnce();
+    ASSERT_EQ(medium_.pending.size(), 1);
+    clock_.Advance(absl::Milliseconds(900));
+    store_->RunOnce();
+    ASSERT_EQ(medium_.pending.size(), 1) << "measured beside a transfer";
+    medium_.Finish(0);
+    store_->RunOnce();
+    ASSERT_TRUE(medium_.pending.empty());
+  }
+}
+
+TEST_F(TierStoreTest, TierThatFailsWhileNobodyUsesItIsLeftAlone) {
+  options_.remeasure_after = absl::Seconds(1);
+  OpenStore();
+  medium_.fault = absl::InternalError("EIO");
+  for (const int seconds : {1, 2, 4}) {
+    EXPECT_EQ(store_->status().breaker, CircuitBreaker::State::kClosed);
+    clock_.Advance(absl::Seconds(seconds));
+    Settle();
+  }
+  EXPECT_EQ(store_->status().breaker, CircuitBreaker::State::kOpen);
+  EXPECT_NE(store_->status().last_failure.find("EIO"), std::string::npos);
+  medium_.fault = absl::OkStatus();
+  clock_.Advance(absl::Seconds(1));
+  Settle();
+  EXPECT_EQ(store_->status().breaker, CircuitBreaker::State::kClosed);
+}
+
 TEST_F(TierStoreTest, CollisionsAreMisses) {
   OpenStore();
   StoreBlock(Identity(1));
