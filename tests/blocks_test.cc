@@ -121,6 +121,7 @@ TEST_P(BlocksTest, SecondTurnComesBackFromHostMemoryAndFromBelow) {
 
   Node node(Options(GetParam(), /*tiers=*/true));
   node.Start();
+  node.AwaitFastTiers();
   ExpectSame(calm[0], node.Generate(requests[0]));
   node.Await("the first turn in T1", [&] { return Row(node, "dram").blocks() >= 50; });
   Evict(node);
@@ -158,6 +159,7 @@ TEST_P(BlocksTest, SlidingWindowComesBackWithoutWhatItDoesNotSee) {
 
   Node node(Options(GetParam(), /*tiers=*/true, kWindow));
   node.Start();
+  node.AwaitFastTiers();
   ExpectSame(calm[0], node.Generate(requests[0]));
   node.Await("the first turn in T1", [&] { return Row(node, "dram").blocks() >= 50; });
   Evict(node);

@@ -171,6 +171,7 @@ TEST_F(ConversationTest, HintsBringItsBlocksBackAndReleaseThem) {
   }
   Node node(Options(/*tiers=*/true));
   node.Start();
+  node.AwaitFastTiers();
   const auto admin = Admin(node);
   Watcher watcher(*admin);
 
@@ -214,6 +215,7 @@ TEST_F(ConversationTest, HintsBringItsBlocksBackAndReleaseThem) {
 TEST_F(ConversationTest, ItsBlocksAreBackWhenItIsExpectedToGoOn) {
   Node node(Options(/*tiers=*/true));
   node.Start();
+  node.AwaitFastTiers();
   const auto admin = Admin(node);
   Watcher watcher(*admin);
   Node::Request request = Turn(LongText(1));
@@ -232,6 +234,7 @@ TEST_F(ConversationTest, ItsBlocksAreBackWhenItIsExpectedToGoOn) {
 TEST_F(ConversationTest, WhatIsToBecomeOfARequestIsDoneAtItsEnd) {
   Node node(Options(/*tiers=*/true));
   node.Start();
+  node.AwaitFastTiers();
   const auto admin = Admin(node);
   Watcher watcher(*admin);
   Node::Request request = Turn(LongText(1));

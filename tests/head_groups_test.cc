@@ -109,6 +109,7 @@ TEST_F(HeadGroupsTest, BlocksComeBackFromTheirParts) {
   // By masses as they are sampled, once there are enough.
   Node node(Options("groups: 4, tier_1_bytes: 1 MiB, sample_every: 1", "64 MiB"));
   node.Start();
+  node.AwaitFastTiers();
   ExpectSame(calm[0], node.Generate(Requests()[0]));
   // The parts of 56 full blocks of the prompt at least, of which 64 have room.
   node.Await("parts below", [&] { return Row(node, "cxl").blocks() >= 4 * 56 - 64; });
@@ -124,6 +125,7 @@ TEST_F(HeadGroupsTest, HottestPartsStayInATierOneThatHasNoRoomForAll) {
   const std::vector<Generation> calm = Calm();
   Node node(Options("groups: 4, tier_1_bytes: 6 MiB", "12 MiB"));
   node.Start();
+  node.AwaitFastTiers();
   ExpectSame(calm[0], node.Generate(Requests()[0]));
   Evict(node);
   // Five conversations of 56 full blocks at least; the parts that are worth most have 6 MiB.

@@ -387,12 +387,24 @@ TenantMemory Node::Tenant(const std::string& name) {
   return {};
 }
 
+void Node::AwaitFastTiers() {
+  Await("measuring that tiers are fast", [&] {
+    const auto status = BrokerStatus();
+    return status.ok() && std::all_of(status->tiers().begin() + 1, status->tiers().end(),
+                                      [](const palimpsest::v1::TierMemory& tier) {
+                                        return tier.serving() && tier.load_latency_seconds() < 2e-3;
+                                      });
+  });
+}
+
 void Node::Await(const std::string& what, const std::function<bool()>& condition,
                  absl::Duration timeout) {
   const absl::Time deadline = MonotonicNow() + timeout;
   while (!condition()) {
     if (MonotonicNow() > deadline) {
-      FAIL() << what << " did not happen within " << timeout << "\n" << LogEnds();
+      const auto status = BrokerStatus();
+      FAIL() << what << " did not happen within " << timeout << "\n"
+             << (status.ok() ? status->DebugString() : status.status().ToString()) << LogEnds();
     }
     absl::SleepFor(kPoll);
   }

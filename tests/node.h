@@ -115,8 +115,13 @@ class Node {
   // The tenant's row of BrokerStatus; fails the test if there is none.
   palimpsest::v1::TenantMemory Tenant(const std::string& name);
 
-  // Fails the test with `what` and the logs' ends if `condition` does not hold within `timeout`.
-  // It is evaluated again and again, with nothing but a short poll in between.
+  // Until the broker has measured that all tiers below T1 are fast: a machine that was busy when
+  // they were opened makes it think that so small a model's blocks are not worth their way there.
+  void AwaitFastTiers();
+
+  // Fails the test with `what`, what the broker says and the logs' ends if `condition` does not
+  // hold within `timeout`. It is evaluated again and again, with nothing but a short poll in
+  // between.
   void Await(const std::string& what, const std::function<bool()>& condition,
              absl::Duration timeout = absl::Seconds(30));
 
