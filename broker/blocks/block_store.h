@@ -192,6 +192,8 @@ class BlockStore : public BlockSessions, private BlockMover::Listener {
   std::vector<std::string> tier_names() const;
   // By TenantId.
   std::vector<std::string> tenant_names() const;
+  // By TenantId: of T1, what clients' hints keep there.
+  std::vector<Bytes> RetainedBytes();
   Bytes chunk_bytes() const { return options_.tiers.dram.chunk_bytes; }
 
   // The directory's recount, and that of each store. For tests.

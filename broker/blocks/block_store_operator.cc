@@ -28,6 +28,15 @@ std::vector<std::string> BlockStore::tenant_names() const {
   return names;
 }
 
+std::vector<Bytes> BlockStore::RetainedBytes() {
+  MutexLock lock(&mu_);
+  std::vector<Bytes> retained;
+  for (uint32_t t = 0; t < options_.tenants.size(); ++t) {
+    retained.push_back(directory_.CountersOf(TenantId(t), blocks::kArenaTier).retained);
+  }
+  return retained;
+}
+
 absl::StatusOr<BlockStore::Events> BlockStore::EventsAfter(uint64_t after, size_t limit) {
   MutexLock lock(&mu_);
   if (stopping_) return Stopped();

@@ -228,6 +228,11 @@ void BrokerMetrics::ForeignBlocks(const std::string& tenant, const std::string& 
   metrics_.Gauge<"palimpsest_broker_foreign_blocks">(tenant, tier).Set(static_cast<double>(blocks));
 }
 
+void BrokerMetrics::RetainedBytes(const std::string& tenant, Bytes retained) {
+  metrics_.Gauge<"palimpsest_broker_block_bytes">(tenant, "dram", "retained")
+      .Set(static_cast<double>(retained.count()));
+}
+
 void BrokerMetrics::RefreshRemaps(const v1::GetRemapLogResponse& log) {
   MutexLock lock(&refresh_mu_);
   std::map<std::string, uint64_t> slabs;

@@ -14,6 +14,7 @@
 #include "broker/core/arbiter.h"
 #include "broker/device/slab_device.h"
 #include "broker/server/descriptor_server.h"
+#include "common/bytes.h"
 #include "common/metrics.h"
 #include "common/mutex.h"
 #include "proto/palimpsest/v1/broker.pb.h"
@@ -42,6 +43,8 @@ class BrokerMetrics {
   void Refresh(const v1::GetStatusResponse& status, const DescriptorServerStats& descriptors,
                size_t sessions);
   void ForeignBlocks(const std::string& tenant, const std::string& tier, uint64_t blocks);
+  // What hints keep in T1.
+  void RetainedBytes(const std::string& tenant, Bytes retained);
   void RefreshRemaps(const v1::GetRemapLogResponse& log);
 
  private:

@@ -429,6 +429,10 @@ void BrokerServer::RefreshMetrics() {
     for (const BlockStore::Foreign& foreign : blocks_->ForeignBlocks()) {
       broker_metrics_.ForeignBlocks(foreign.tenant, foreign.tier, foreign.blocks);
     }
+    const std::vector<Bytes> retained = blocks_->RetainedBytes();
+    for (size_t i = 0; i < retained.size(); ++i) {
+      broker_metrics_.RetainedBytes(config_.tenants[i].name, retained[i]);
+    }
   }
   v1::GetRemapLogRequest totals;
   totals.set_limit(1);

@@ -6,9 +6,12 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
+#include "broker/blocks/testing/socket_block_worker.h"
 #include "broker/server/testing/broker_fixture.h"
+#include "common/grpc_time.h"
 #include "common/monotonic_time.h"
 #include "common/yaml_config.h"
 #include "gmock/gmock.h"
@@ -44,6 +47,38 @@ TEST_F(BrokerServerTest, TenantsWithTheSameModelShareOneImage) {
   EXPECT_EQ(status.tenants(0).fingerprint(), status.tenants(1).fingerprint());
   EXPECT_THAT(server_->metrics().Text(), HasSubstr("palimpsest_broker_image_pack_seconds_count{"
                                                    "phase=\"pack\"} 1"));
+}
+
+TEST_F(BrokerServerTest, MetricsTellWhatHintsRetain) {
+  StartBroker(absl::StrCat(node_.Config(12),
+                           "tiers:\n  dram: {bytes: 16 MiB, chunk_bytes: 2 MiB}\n"
+                           "  policy: lru\n"));
+  const auto retained = [&](const std::string& tenant, int64_t bytes) {
+    return Eventually([&] {
+      return absl::StrContains(
+          server_->metrics().Text(),
+          absl::StrCat("palimpsest_broker_block_bytes{kind=\"retained\",tenant=\"", tenant,
+                       "\",tier=\"dram\"} ", bytes, "\n"));
+    });
+  };
+  EXPECT_TRUE(retained("alpha", 0));
+  SocketBlockWorker worker(64 << 10);
+  ASSERT_TRUE(worker.Hello(node_.descriptors(), "alpha", TestNode::Secret("alpha")).ok());
+  ASSERT_TRUE(worker.Attach(node_.control()).ok());
+  ASSERT_TRUE(Eventually([&] { return worker.Put(1, 4).value_or(0) == 4; }));
+  v1::HintRequest hint;
+  *hint.mutable_session() = worker.session();
+  *hint.mutable_chain() = worker.Chain(1, 3);
+  hint.mutable_action()->mutable_retain();
+  grpc::ClientContext context;
+  context.set_deadline(GrpcTimeout(kPatience));
+  v1::HintResponse response;
+  ASSERT_TRUE(worker.stub().Hint(&context, hint, &response).ok());
+  EXPECT_EQ(response.blocks(), 3u);
+  EXPECT_TRUE(retained("alpha", 3 * (64 << 10))) << server_->metrics().Text();
+  EXPECT_TRUE(retained("beta", 0));
+  ASSERT_TRUE(server_->blocks()->Purge("alpha", kPatience).ok());
+  EXPECT_TRUE(retained("alpha", 0)) << server_->metrics().Text();
 }
 
 TEST_F(BrokerServerTest, ATokenWorksOnce) {

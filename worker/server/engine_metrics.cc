@@ -32,12 +32,16 @@ EngineMetrics::StoreCounters::StoreCounters(Metrics& metrics)
       dropped(metrics.Counter<"palimpsest_worker_store_blocks_total">("dropped")),
       loaded(metrics.Counter<"palimpsest_worker_store_blocks_total">("loaded")),
       recomputed(metrics.Counter<"palimpsest_worker_store_blocks_total">("recomputed")),
+      retried(metrics.Counter<"palimpsest_worker_store_blocks_total">("retried")),
+      lost(metrics.Counter<"palimpsest_worker_store_blocks_total">("lost")),
       bytes_out(metrics.Counter<"palimpsest_worker_store_bytes_total">("out")),
       bytes_in(metrics.Counter<"palimpsest_worker_store_bytes_total">("in")),
       seconds_out(metrics.Counter<"palimpsest_worker_store_seconds_total">("out")),
       seconds_in(metrics.Counter<"palimpsest_worker_store_seconds_total">("in")),
       first_queries(metrics.Counter<"palimpsest_worker_store_queries_total">("first")),
       promotion_queries(metrics.Counter<"palimpsest_worker_store_queries_total">("promotion")),
+      late_answers(metrics.Counter<"palimpsest_worker_store_late_total">("answer")),
+      late_loads(metrics.Counter<"palimpsest_worker_store_late_total">("load")),
       failures_out(metrics.Counter<"palimpsest_worker_store_failures_total">("out")),
       failures_in(metrics.Counter<"palimpsest_worker_store_failures_total">("in")) {}
 
@@ -219,12 +223,16 @@ void EngineMetrics::UpdateStore(const Scheduler& scheduler) {
   add(store_.dropped, offloads.dropped, last_offloads_.dropped);
   add(store_.loaded, now.blocks_loaded, last_.blocks_loaded);
   add(store_.recomputed, now.blocks_recomputed, last_.blocks_recomputed);
+  add(store_.retried, offloads.retried, last_offloads_.retried);
+  add(store_.lost, offloads.lost, last_offloads_.lost);
   const int64_t block = scheduler.blocks().geometry().block_bytes.count();
   add(store_.bytes_out, block * offloads.stored, block * last_offloads_.stored);
   add(store_.bytes_in, block * now.blocks_loaded, block * last_.blocks_loaded);
   add(store_.promotion_queries, now.promotions_awaited, last_.promotions_awaited);
   add(store_.first_queries, now.store_queries - now.promotions_awaited,
       last_.store_queries - last_.promotions_awaited);
+  add(store_.late_answers, now.late_answers, last_.late_answers);
+  add(store_.late_loads, now.late_loads, last_.late_loads);
   add(store_.failures_out, offloads.failed, last_offloads_.failed);
   add(store_.failures_in, now.failed_loads, last_.failed_loads);
   last_offloads_ = offloads;

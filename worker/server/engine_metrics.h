@@ -99,12 +99,16 @@ class EngineMetrics {
     prometheus::Counter& dropped;
     prometheus::Counter& loaded;
     prometheus::Counter& recomputed;
+    prometheus::Counter& retried;
+    prometheus::Counter& lost;
     prometheus::Counter& bytes_out;
     prometheus::Counter& bytes_in;
     prometheus::Counter& seconds_out;
     prometheus::Counter& seconds_in;
     prometheus::Counter& first_queries;
     prometheus::Counter& promotion_queries;
+    prometheus::Counter& late_answers;
+    prometheus::Counter& late_loads;
     prometheus::Counter& failures_out;
     prometheus::Counter& failures_in;
   };

@@ -87,6 +87,9 @@ TEST_F(BlockDirectoryTest, RetainedBlocksStayUntilTheirTimeAndWithinTheirBudgets
                           .ids = path};
   EXPECT_EQ(*directory().Hint(kOne, hint, now()), 4);
   EXPECT_EQ(*directory().Hint(kOne, hint, now()), 1) << "half of T1 is five blocks";
+  EXPECT_EQ(Counters(kArenaTier).retained, kBlock * 5);
+  EXPECT_EQ(Counters(kArenaTier, kBerta).retained, Bytes(0));
+  EXPECT_EQ(Counters(kNvme).retained, Bytes(0));
   const auto others = [&](uint64_t name) {
     for (uint64_t i = 0; i < 4; ++i) {
       Write(kTwo, Path(name * 10 + i, 5));
@@ -98,13 +101,27 @@ TEST_F(BlockDirectoryTest, RetainedBlocksStayUntilTheirTimeAndWithinTheirBudgets
   End(kOne, 1);
   store_->now += absl::Seconds(4);
   directory().Tick(now());
+  EXPECT_EQ(Counters(kArenaTier).retained, kBlock * 2);
   others(2);
   EXPECT_EQ(Acquire(kOne, 2, path).blocks.size(), 2) << "the first half of four; of one, nothing";
   End(kOne, 2);
   store_->now += absl::Seconds(6);
   EXPECT_EQ(directory().Tick(now()), absl::InfiniteFuture());
+  EXPECT_EQ(Counters(kArenaTier).retained, Bytes(0));
   others(3);
   EXPECT_EQ(Acquire(kOne, 3, path).blocks.size(), 0);
+}
+
+TEST_F(BlockDirectoryTest, APurgeLeavesNothingRetained) {
+  Start(1);
+  const auto path = Path(1, 3);
+  Write(kOne, path);
+  const BlockHint hint = {.action = {.kind = CacheAction::Kind::kRetain}, .ids = path};
+  EXPECT_EQ(*directory().Hint(kOne, hint, now()), 3);
+  EXPECT_EQ(Counters(kArenaTier).retained, kBlock * 3);
+  ASSERT_TRUE(directory().Purge(kAnna, now()).ok());
+  EXPECT_EQ(Counters(kArenaTier).retained, Bytes(0));
+  store_->PerformAll();
 }
 
 TEST_F(BlockDirectoryTest, DemotedBlocksGoBelowAndReleasedOnesGoEverywhere) {

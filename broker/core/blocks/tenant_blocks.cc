@@ -252,7 +252,8 @@ void TenantBlocks::Retain(BlockHandle block, uint64_t retention) {
   assert(placed.retention == 0 && retention != 0);
   ComeBack(block);
   placed.retention = retention;
-  retained_bytes_ += account(kArenaTier).Rounded(placed.length);
+  TierAccount& account = this->account(kArenaTier);
+  account.counters.retained += account.Rounded(placed.length);
   rank(kArenaTier).Pin(block);
 }
 
@@ -260,7 +261,8 @@ void TenantBlocks::Unretain(BlockHandle block) {
   PlacedBlock& placed = At(block);
   assert(placed.retention != 0);
   placed.retention = 0;
-  retained_bytes_ -= account(kArenaTier).Rounded(placed.length);
+  TierAccount& account = this->account(kArenaTier);
+  account.counters.retained -= account.Rounded(placed.length);
   rank(kArenaTier).Unpin(block);
 }
 
@@ -393,7 +395,7 @@ absl::Status TenantBlocks::CheckConsistency() const {
         (placed.arena != InArena::kNo ? 1 : 0) + static_cast<uint32_t>(placed.copies.size());
     if (tree_.retained(block) < holds) return wrong("a block that lies somewhere may be forgotten");
   }
-  if (spare != spare_bytes_ || arena_leaving != leaving_bytes_ || retained != retained_bytes_) {
+  if (spare != spare_bytes_ || arena_leaving != leaving_bytes_ || retained != retained_bytes()) {
     return wrong("bytes on their way out, or retained, are counted wrongly");
   }
   for (size_t i = 0; i < tiers(); ++i) {

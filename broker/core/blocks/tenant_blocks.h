@@ -149,7 +149,7 @@ class TenantBlocks {
   // It must not be chosen to go until Unretain, or until it is dropped. Requires that it is ready.
   void Retain(BlockHandle block, uint64_t retention);
   void Unretain(BlockHandle block);
-  Bytes retained_bytes() const { return retained_bytes_; }
+  Bytes retained_bytes() const { return account(kArenaTier).counters.retained; }
   void Unpinned(BlockHandle block) { rank(kArenaTier).Unpin(block); }
   void Dropped(BlockHandle block);
   BlockHandle oldest_spare() const { return spare_.oldest(); }
@@ -183,7 +183,6 @@ class TenantBlocks {
   cache::BlockList spare_;          // in the order in which they were chosen
   Bytes spare_bytes_;
   Bytes leaving_bytes_;
-  Bytes retained_bytes_;
   uint64_t last_request_ = 0;
 };
 

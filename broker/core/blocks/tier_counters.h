@@ -34,6 +34,7 @@ struct TierCounters {
   // Now.
   Bytes used;            // with what rounding takes, and what is being written
   Bytes capacity;        // the tenant's budget
+  Bytes retained;        // of those used in T1: what clients' hints keep there
   uint64_t blocks = 0;   // that can be had
   uint64_t foreign = 0;  // of them: another node's, in a tier that they share; not in `used`
 
