@@ -28,6 +28,15 @@ _FLASHINFER_INCLUDES = [
     "cutlass_util",
 ]
 
+def _shared_objects_impl(ctx):
+    return [DefaultInfo(files = depset(ctx.files.objects))]
+
+# The same files whatever the configuration: nvcc knows no sanitizer, so builds with one need not repeat its work.
+_shared_objects = rule(
+    implementation = _shared_objects_impl,
+    attrs = {"objects": attr.label_list(cfg = "host", allow_files = [".o"])},
+)
+
 def cuda_library(
         name,
         srcs,
@@ -68,11 +77,13 @@ def cuda_library(
             name = object[:-len(".o")] + "_nvcc",
             srcs = [src] + hdrs + textual_hdrs + version,
             outs = [object],
+            tags = ["manual"],
             cmd = "%s/bin/nvcc %s -c -o $@ $(location %s)" % (CUDA_ROOT, " ".join(flags), src),
         )
+    _shared_objects(name = name + "_objects", objects = objects)
     native.cc_library(
         name = name,
-        srcs = objects,
+        srcs = [name + "_objects"],
         hdrs = hdrs,
         deps = deps + ["@cuda//:cudart_static"],
         visibility = visibility,
