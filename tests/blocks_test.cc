@@ -70,11 +70,6 @@ class BlocksTest : public ::testing::TestWithParam<NodeBackend> {
     EXPECT_TRUE(SameTokens(GetParam(), expected, got));
   }
 
-  static void AwaitServing(Node& node) {
-    node.Await("a worker that serves",
-               [&] { return node.Generate(Ask("Who is there?", 1)).status.ok(); });
-  }
-
   // Alpha's row of a tier; empty until it has one.
   static v1::TenantTier Row(Node& node, const std::string& tier) {
     const auto status = node.BrokerStatus();
@@ -217,7 +212,7 @@ TEST_P(BlocksTest, WorkerKilledWhileItStoresLosesNothingButThat) {
     // Blocks of the last request are on their way.
     node.KillWorker("alpha");
     node.StartWorker("alpha");
-    AwaitServing(node);
+    node.AwaitServing();
     for (size_t i = 0; i < requests.size(); ++i) ExpectSame(calm[i], node.Generate(requests[i]));
   }
   EXPECT_GT(Row(node, "dram").hit_blocks(), 0u);
@@ -236,7 +231,7 @@ TEST_P(BlocksTest, BrokerThatDiesTakesTheTiersWithItAndNoToken) {
   const Generation cut = running.get();
   if (cut.status.ok()) ExpectSame(calm[0], cut);
   node.StartBroker();
-  AwaitServing(node);
+  node.AwaitServing();
   for (size_t i = 0; i < requests.size(); ++i) ExpectSame(calm[i], node.Generate(requests[i]));
   node.Await("blocks in the new broker's T1", [&] {
     EXPECT_TRUE(node.Generate(requests[0]).status.ok());

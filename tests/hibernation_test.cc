@@ -116,7 +116,7 @@ TEST_P(HibernationTest, KilledChildIsStartedAgain) {
     const pid_t pid = node.Tenant("alpha").pid();
     return pid != 0 && pid != child && node.Tenant("alpha").attached();
   });
-  node.AwaitReady();
+  node.AwaitServing();
   const Generation after = node.Generate(Story("alpha", 0, 50));
   EXPECT_TRUE(after.status.ok()) << after.status;
   EXPECT_TRUE(SameTokens(node.backend(), before, after));

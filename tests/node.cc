@@ -349,6 +349,15 @@ void Node::AwaitReady() {
   }
 }
 
+void Node::AwaitServing() {
+  for (const NodeTenant& tenant : options_.tenants) {
+    Await(absl::StrCat("an answer of ", tenant.name), [&] {
+      return Generate({.tenant = tenant.name, .text = "Who is there?", .max_tokens = 1})
+          .status.ok();
+    });
+  }
+}
+
 absl::Status Node::StopAll() {
   absl::Status first;
   const auto stop = [&](const std::string& name, std::unique_ptr<ChildProcess>& process) {

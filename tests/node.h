@@ -100,6 +100,9 @@ class Node {
   void StartWorker(const std::string& tenant);
   void StartRouter();
   void AwaitReady();
+  // Until each tenant answers a request: after a process was lost the router may still believe what
+  // it last heard of its worker.
+  void AwaitServing();
 
   // The process, for signals. Null when it was not started or has been stopped.
   ChildProcess* broker() { return broker_.get(); }

@@ -233,6 +233,7 @@ TEST_P(NodeTest, BrokerKilledWhileBothStreamCostsNeitherARequestNorASlab) {
   });
   EXPECT_EQ(Node::SumOfStates(*node.BrokerStatus()), node.pool_slabs());
   EXPECT_TRUE(node.EverySlabExistsOnce());
+  node.AwaitServing();
   ExpectSameTokens(node, requests, calm, OneByOne(node, requests));
   EXPECT_TRUE(node.StopAll().ok());
 }
