@@ -47,7 +47,10 @@ places = {place["where"].split()[0]: place for place in prefix["places"]}
 assert list(places) == ["computed", "T0", "T1", "T3"], places
 for place in places.values():
     assert 0 < place["ttft_ms_least"] <= place["ttft_ms"] <= place["ttft_ms_most"], place
-    assert not place["wrong"] and place["agreeing_tokens"] == place["answer_tokens"], place
+    assert not place["wrong"], place
+for name in ("T0", "T1", "T3"):
+    assert places[name]["agreeing_tokens"] == places[name]["answer_tokens"], places
+assert places["T1"]["compared"] and places["T3"]["compared"], places
 assert places["computed"]["cached_tokens"] == 0 and places["T0"]["cached_tokens"] == 512, places
 # What the worker finds sooner depends on the machine; what it may choose among does not.
 assert places["T1"]["t1_blocks"] in (0, 32) and places["T1"]["t3_blocks"] == 0, places
