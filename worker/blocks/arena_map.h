@@ -23,7 +23,7 @@
 #include "absl/types/span.h"
 #include "common/bytes.h"
 #include "worker/blocks/chunk_memory.h"
-#include "worker/core/block_store.h"
+#include "worker/core/kv_store.h"
 
 namespace palimpsest {
 

@@ -13,7 +13,7 @@
 // until they are given back.
 //
 // Ownership: `link` outlives the client's Shutdown, which is to come before its destruction.
-// Threads: as block_store.h; what it hears from the link and from gRPC comes on their threads.
+// Threads: as kv_store.h; what it hears from the link and from gRPC comes on their threads.
 #ifndef PALIMPSEST_WORKER_BLOCKS_BLOCK_STORE_CLIENT_H_
 #define PALIMPSEST_WORKER_BLOCKS_BLOCK_STORE_CLIENT_H_
 
@@ -36,14 +36,14 @@
 #include "proto/palimpsest/v1/block_store.grpc.pb.h"
 #include "worker/blocks/arena_map.h"
 #include "worker/blocks/store_calls.h"
-#include "worker/core/block_store.h"
 #include "worker/core/conversation_hints.h"
+#include "worker/core/kv_store.h"
 #include "worker/memory/arena_link.h"
 #include "worker/memory/region_memory.h"
 
 namespace palimpsest {
 
-class BlockStoreClient final : public BlockStore, public ConversationHints, public ArenaListener {
+class BlockStoreClient final : public KvStore, public ConversationHints, public ArenaListener {
  public:
   struct Options {
     // gRPC target of the broker.

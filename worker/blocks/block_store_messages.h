@@ -11,7 +11,7 @@
 #include "common/bytes.h"
 #include "proto/palimpsest/v1/block_store.pb.h"
 #include "worker/blocks/arena_map.h"
-#include "worker/core/block_store.h"
+#include "worker/core/kv_store.h"
 
 namespace palimpsest {
 

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "absl/types/span.h"
-#include "worker/core/block_store.h"
+#include "worker/core/kv_store.h"
 
 namespace palimpsest {
 

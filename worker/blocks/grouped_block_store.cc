@@ -49,7 +49,7 @@ absl::Status FirstError(const std::vector<std::optional<Answer>>& answers) {
 
 }  // namespace
 
-GroupedBlockStore::GroupedBlockStore(const Options& options, HeadParts parts, BlockStore* inner,
+GroupedBlockStore::GroupedBlockStore(const Options& options, HeadParts parts, KvStore* inner,
                                      ConversationHints* hints, TierOne tier_one)
     : options_(options),
       parts_(std::move(parts)),

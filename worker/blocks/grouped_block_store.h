@@ -11,7 +11,7 @@
 //
 // Not with sliding windows. Ownership: the inner store outlives this object, and is used by it
 // alone.
-// Threads: as block_store.h, but for CopyOne, which is called on one thread, any: the one that
+// Threads: as kv_store.h, but for CopyOne, which is called on one thread, any: the one that
 // Start starts, or a test's.
 #ifndef PALIMPSEST_WORKER_BLOCKS_GROUPED_BLOCK_STORE_H_
 #define PALIMPSEST_WORKER_BLOCKS_GROUPED_BLOCK_STORE_H_
@@ -30,15 +30,15 @@
 #include "common/bytes.h"
 #include "common/clock.h"
 #include "common/mutex.h"
-#include "worker/core/block_store.h"
 #include "worker/core/conversation_hints.h"
 #include "worker/core/head_mass.h"
 #include "worker/core/head_parts.h"
+#include "worker/core/kv_store.h"
 #include "worker/core/tier_one_parts.h"
 
 namespace palimpsest {
 
-class GroupedBlockStore final : public BlockStore, public ConversationHints {
+class GroupedBlockStore final : public KvStore, public ConversationHints {
  public:
   struct Options {
     int32_t staging_blocks = 0;
@@ -63,7 +63,7 @@ class GroupedBlockStore final : public BlockStore, public ConversationHints {
   };
 
   // `inner` has blocks of parts.part_bytes(); `hints` goes with it, null: none are given.
-  GroupedBlockStore(const Options& options, HeadParts parts, BlockStore* inner,
+  GroupedBlockStore(const Options& options, HeadParts parts, KvStore* inner,
                     ConversationHints* hints, TierOne tier_one);
   // Stops.
   ~GroupedBlockStore() override;
@@ -75,7 +75,7 @@ class GroupedBlockStore final : public BlockStore, public ConversationHints {
   bool CopyOne();
 
   Counters counters() const;
-  // Of the staging area, in use; as block_store.h.
+  // Of the staging area, in use; as kv_store.h.
   int32_t staged_blocks() const {
     return options_.staging_blocks - static_cast<int32_t>(free_slots_.size());
   }
@@ -159,7 +159,7 @@ class GroupedBlockStore final : public BlockStore, public ConversationHints {
 
   const Options options_;
   const HeadParts parts_;
-  BlockStore* const inner_;
+  KvStore* const inner_;
   ConversationHints* const hints_;
   const TierOne tier_one_;
   const std::unique_ptr<std::byte[]> staging_;

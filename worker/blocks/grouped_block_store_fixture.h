@@ -1,4 +1,4 @@
-// For tests of GroupedBlockStore: blocks of six heads in three parts, over a FakeBlockStore.
+// For tests of GroupedBlockStore: blocks of six heads in three parts, over a FakeKvStore.
 #ifndef PALIMPSEST_WORKER_BLOCKS_GROUPED_BLOCK_STORE_FIXTURE_H_
 #define PALIMPSEST_WORKER_BLOCKS_GROUPED_BLOCK_STORE_FIXTURE_H_
 
@@ -19,7 +19,7 @@
 #include "worker/blocks/grouped_block_store.h"
 #include "worker/core/block_keys.h"
 #include "worker/core/conversation_hints.h"
-#include "worker/core/fake_block_store.h"
+#include "worker/core/fake_kv_store.h"
 
 namespace palimpsest {
 
@@ -81,8 +81,8 @@ class FakeHints final : public ConversationHints {
   bool fails = false;
 };
 
-inline FakeBlockStore::Options Capacity(int32_t parts) {
-  FakeBlockStore::Options options;
+inline FakeKvStore::Options Capacity(int32_t parts) {
+  FakeKvStore::Options options;
   options.capacity_blocks = parts;
   return options;
 }
@@ -90,10 +90,10 @@ inline FakeBlockStore::Options Capacity(int32_t parts) {
 class Grouped {
  public:
   // `limit`: parts that are to lie in tier 1.
-  Grouped(FakeBlockStore::Options options, std::optional<int64_t> limit, int32_t staging) {
+  Grouped(FakeKvStore::Options options, std::optional<int64_t> limit, int32_t staging) {
     options.block_bytes = ThreeParts().part_bytes();
     options.block_tokens = kBlockTokens;
-    inner_ = std::make_unique<FakeBlockStore>(options);
+    inner_ = std::make_unique<FakeKvStore>(options);
     GroupedBlockStore::TierOne tier_one;
     if (limit.has_value()) {
       TierOneParts::Options parts = {.groups = {{5, 0}, {2, 4}, {1, 3}},
@@ -115,7 +115,7 @@ class Grouped {
         std::move(tier_one));
   }
 
-  FakeBlockStore& inner() { return *inner_; }
+  FakeKvStore& inner() { return *inner_; }
   FakeHints& hints() { return hints_; }
   GroupedBlockStore& store() { return *store_; }
   Bytes block_bytes() const { return ThreeParts().block_bytes(); }
@@ -188,7 +188,7 @@ class Grouped {
   FakeClock clock_;
   const HeadMass* live_ = nullptr;
   std::vector<std::pair<BlockChain, int32_t>> demoted_;
-  std::unique_ptr<FakeBlockStore> inner_;
+  std::unique_ptr<FakeKvStore> inner_;
   std::unique_ptr<GroupedBlockStore> store_;
   uint64_t calls_ = 0;
 };

@@ -15,7 +15,7 @@
 #include "gtest/gtest.h"
 #include "worker/blocks/common_lower.h"
 #include "worker/blocks/grouped_block_store_fixture.h"
-#include "worker/core/fake_block_store.h"
+#include "worker/core/fake_kv_store.h"
 
 namespace palimpsest {
 namespace {
@@ -137,7 +137,7 @@ TEST(GroupedBlockStore, HintsReachAllParts) {
 TEST(GroupedBlockStoreProperty, NothingWrongIsFoundAndNothingLeaks) {
   for (uint64_t seed = 1; seed <= 60; ++seed) {
     std::mt19937_64 random(seed);
-    FakeBlockStore::Options options = Capacity(20 + static_cast<int32_t>(random() % 60));
+    FakeKvStore::Options options = Capacity(20 + static_cast<int32_t>(random() % 60));
     options.seed = seed;
     options.failing_percent = static_cast<int>(random() % 20);
     options.lying_percent = static_cast<int>(random() % 10);

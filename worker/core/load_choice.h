@@ -7,7 +7,7 @@
 
 #include "absl/time/time.h"
 #include "absl/types/span.h"
-#include "worker/core/block_store.h"
+#include "worker/core/kv_store.h"
 
 namespace palimpsest {
 

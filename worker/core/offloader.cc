@@ -7,7 +7,7 @@
 
 namespace palimpsest {
 
-Offloader::Offloader(BlockManager* blocks, BlockStore* store, const BlockKey& root,
+Offloader::Offloader(BlockManager* blocks, KvStore* store, const BlockKey& root,
                      const Limits& limits)
     : blocks_(blocks), store_(store), root_(root), limits_(limits) {}
 

@@ -29,7 +29,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "common/block_key.h"
 #include "worker/core/block_manager.h"
-#include "worker/core/block_store.h"
+#include "worker/core/kv_store.h"
 #include "worker/core/prefix_cache.h"
 #include "worker/core/swap_copier.h"
 
@@ -58,7 +58,7 @@ class Offloader {
   };
 
   // All must outlive it. `root`: the key before a sequence's first block.
-  Offloader(BlockManager* blocks, BlockStore* store, const BlockKey& root, const Limits& limits);
+  Offloader(BlockManager* blocks, KvStore* store, const BlockKey& root, const Limits& limits);
 
   // The blocks of this chain that have not been offered, from its first to `last`, which is pinned.
   // `request`: whose they are.
@@ -128,7 +128,7 @@ class Offloader {
   Batch NextBatch();
 
   BlockManager* const blocks_;
-  BlockStore* const store_;
+  KvStore* const store_;
   const BlockKey root_;
   const Limits limits_;
   uint32_t era_ = 1;  // odd

@@ -6,7 +6,7 @@
 
 #include "gtest/gtest.h"
 #include "worker/core/block_keys.h"
-#include "worker/core/fake_block_store.h"
+#include "worker/core/fake_kv_store.h"
 
 namespace palimpsest {
 namespace {
@@ -66,7 +66,7 @@ class OffloaderTest : public ::testing::Test {
 
   BlockManager blocks_{
       {.slab_bytes = Bytes(30), .block_bytes = Bytes(2), .region_slabs = 1, .block_tokens = 2}};
-  FakeBlockStore store_{
+  FakeKvStore store_{
       {.block_bytes = Bytes(2), .block_tokens = kTokens, .capacity_blocks = 8, .seed = 1}};
   Offloader offloader_{&blocks_, &store_, kRoot, {.queued_blocks = 6, .copying_blocks = 4}};
   PrefixCache::Node* last_ = nullptr;

@@ -17,8 +17,8 @@ bool IsOlder(const Sequence* a, const Sequence* b) { return a->id < b->id; }
 
 }  // namespace
 
-Scheduler::Scheduler(const SchedulerConfig& config, const TokenBytes* token_bytes,
-                     BlockStore* store, BlockKeyFunction key)
+Scheduler::Scheduler(const SchedulerConfig& config, const TokenBytes* token_bytes, KvStore* store,
+                     BlockKeyFunction key)
     : config_(config),
       token_bytes_(token_bytes),
       key_(key),

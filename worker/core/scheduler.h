@@ -26,7 +26,7 @@
 // before it submits the plan, and after each Commit and Abandon; it reports each end with
 // OnTransferEnded.
 //
-// Block store (BlockStore): full blocks of sequences that end, are preempted or have computed their
+// Block store (KvStore): full blocks of sequences that end, are preempted or have computed their
 // prompt are copied to the store (offloader.h). A waiting sequence is looked up there when its turn
 // comes near, by its whole chain of blocks; what the store has behind the T0 prefix is loaded if
 // that is expected to end before computing would (load_choice.h), as KV that returns from host
@@ -56,7 +56,7 @@
 #include "common/ids.h"
 #include "worker/core/block_keys.h"
 #include "worker/core/block_manager.h"
-#include "worker/core/block_store.h"
+#include "worker/core/kv_store.h"
 #include "worker/core/kv_target.h"
 #include "worker/core/load_choice.h"
 #include "worker/core/offloader.h"
@@ -94,8 +94,8 @@ class Scheduler {
  public:
   // `token_bytes` and `store` must outlive the scheduler. Requires a valid config. Without a store
   // there are no tiers. `key` is for tests.
-  Scheduler(const SchedulerConfig& config, const TokenBytes* token_bytes,
-            BlockStore* store = nullptr, BlockKeyFunction key = ChainKey);
+  Scheduler(const SchedulerConfig& config, const TokenBytes* token_bytes, KvStore* store = nullptr,
+            BlockKeyFunction key = ChainKey);
 
   // As SchedulerConfig::CheckRequest. Thread-safe.
   absl::Status CheckRequest(const SequenceRequest& request) const {
@@ -342,7 +342,7 @@ class Scheduler {
   std::vector<Transfer> transfers_;
   uint64_t next_transfer_ = 1;
   int32_t swap_overlap_ = 0;
-  BlockStore* const store_;
+  KvStore* const store_;
   std::optional<Offloader> offloader_;
   uint64_t next_store_call_ = 1;
   absl::flat_hash_map<StoreCallId, SequenceId> asking_;

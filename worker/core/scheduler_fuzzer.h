@@ -18,7 +18,7 @@
 
 #include "absl/time/time.h"
 #include "gtest/gtest.h"
-#include "worker/core/fake_block_store.h"
+#include "worker/core/fake_kv_store.h"
 #include "worker/core/fake_model.h"
 #include "worker/core/fake_swap_copier.h"
 #include "worker/core/scheduler.h"
@@ -438,7 +438,7 @@ class SchedulerFuzzer {
   SwapGate gate_;
   FakeRunner runner_;
   LetterTokens token_bytes_;
-  FakeBlockStore store_;
+  FakeKvStore store_;
   const bool has_store_;
   Scheduler scheduler_;
   const int ending_percent_ = Chance(30) ? 10 : 60;  // transfers, at each step

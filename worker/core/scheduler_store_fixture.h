@@ -8,7 +8,7 @@
 #include "absl/time/time.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "worker/core/fake_block_store.h"
+#include "worker/core/fake_kv_store.h"
 #include "worker/core/fake_swap_copier.h"
 #include "worker/core/scheduler.h"
 
@@ -120,7 +120,7 @@ class SchedulerStoreTest : public ::testing::Test {
   const SchedulerConfig config_;
   NoBytes token_bytes_;
   std::vector<std::byte> kv_;
-  FakeBlockStore store_{
+  FakeKvStore store_{
       {.block_bytes = Bytes(10), .block_tokens = 4, .capacity_blocks = 50, .seed = 3}};
   FakeSwapCopier copier_{{.kv = kv_.data(), .block_bytes = Bytes(10)}};
   Scheduler scheduler_;

@@ -11,7 +11,7 @@
 #include "common/ids.h"
 #include "common/strong_int.h"
 #include "common/text/stop_matcher.h"
-#include "worker/core/block_store.h"
+#include "worker/core/kv_store.h"
 #include "worker/core/prefix_cache.h"
 #include "worker/core/request_hints.h"
 #include "worker/core/sampling.h"

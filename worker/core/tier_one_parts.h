@@ -40,8 +40,8 @@
 #include "common/block_key.h"
 #include "common/bytes.h"
 #include "common/ids.h"
-#include "worker/core/block_store.h"
 #include "worker/core/head_mass.h"
+#include "worker/core/kv_store.h"
 
 namespace palimpsest {
 

@@ -38,8 +38,8 @@
 #include "common/clock.h"
 #include "common/mutex.h"
 #include "worker/core/block_copier.h"
-#include "worker/core/block_store.h"
 #include "worker/core/head_mass.h"
+#include "worker/core/kv_store.h"
 #include "worker/core/kv_target.h"
 #include "worker/core/model_runner.h"
 #include "worker/core/scheduler.h"
@@ -85,7 +85,7 @@ struct EngineParts {
   // Null unless the scheduler's options have swap_blocks, or there is a store.
   SwapCopier* swap = nullptr;
   // Tiers below the KV region; null: none. Not with a sliding window.
-  BlockStore* store = nullptr;
+  KvStore* store = nullptr;
 };
 
 struct EngineStats {

@@ -9,8 +9,8 @@
 // Ownership: a place that an answer names may be written (Reserve) or read (Acquire) until Commit,
 // Abort or Release names it, which each of them must be, once, by one call.
 // Threads: all from one thread, the engine's; `wakeup` is called on any.
-#ifndef PALIMPSEST_WORKER_CORE_BLOCK_STORE_H_
-#define PALIMPSEST_WORKER_CORE_BLOCK_STORE_H_
+#ifndef PALIMPSEST_WORKER_CORE_KV_STORE_H_
+#define PALIMPSEST_WORKER_CORE_KV_STORE_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -134,9 +134,9 @@ struct StoreLost {};
 
 using StoreEvent = std::variant<ReserveAnswer, AcquireAnswer, PlacesWanted, StoreLost>;
 
-class BlockStore {
+class KvStore {
  public:
-  virtual ~BlockStore() = default;
+  virtual ~KvStore() = default;
 
   // False: calls would fail.
   virtual bool available() const = 0;
@@ -165,4 +165,4 @@ class BlockStore {
 
 }  // namespace palimpsest
 
-#endif  // PALIMPSEST_WORKER_CORE_BLOCK_STORE_H_
+#endif  // PALIMPSEST_WORKER_CORE_KV_STORE_H_

@@ -1,4 +1,4 @@
-#include "worker/core/fake_block_store.h"
+#include "worker/core/fake_kv_store.h"
 
 #include <algorithm>
 #include <iterator>
@@ -8,19 +8,19 @@
 
 namespace palimpsest {
 
-FakeBlockStore::FakeBlockStore(const Options& options)
+FakeKvStore::FakeKvStore(const Options& options)
     : options_(options),
       random_(options.seed),
       arena_(static_cast<size_t>((options.block_bytes * options.capacity_blocks).count())),
       uses_(static_cast<size_t>(options.capacity_blocks)) {}
 
-void FakeBlockStore::Reserve(StoreCallId call, uint64_t, BlockChain chain) {
+void FakeKvStore::Reserve(StoreCallId call, uint64_t, BlockChain chain) {
   PALIMPSEST_CHECK(!chain.keys.empty());
   PALIMPSEST_CHECK(chain.tokens.size() == chain.keys.size() * options_.block_tokens);
   calls_.push_back({call, std::move(chain)});
 }
 
-void FakeBlockStore::Acquire(StoreCallId call, StoreQuery query) {
+void FakeKvStore::Acquire(StoreCallId call, StoreQuery query) {
   ++queries_;
   PALIMPSEST_CHECK(query.request != 0);
   open_requests_.insert(query.request);
@@ -30,9 +30,9 @@ void FakeBlockStore::Acquire(StoreCallId call, StoreQuery query) {
   calls_.push_back({call, std::move(query)});
 }
 
-std::vector<StoreEvent> FakeBlockStore::TakeEvents() { return std::exchange(events_, {}); }
+std::vector<StoreEvent> FakeKvStore::TakeEvents() { return std::exchange(events_, {}); }
 
-void FakeBlockStore::AnswerOne() {
+void FakeKvStore::AnswerOne() {
   if (calls_.empty()) return;
   const auto index = static_cast<ptrdiff_t>(random_() % 2 == 0 ? 0 : random_() % calls_.size());
   const Call call = std::move(calls_[index]);
@@ -40,11 +40,11 @@ void FakeBlockStore::AnswerOne() {
   Answer(call);
 }
 
-void FakeBlockStore::AnswerAll() {
+void FakeKvStore::AnswerAll() {
   while (!calls_.empty()) AnswerOne();
 }
 
-void FakeBlockStore::Answer(const Call& call) {
+void FakeKvStore::Answer(const Call& call) {
   const bool fails = !available_ || Chance(options_.failing_percent);
   const absl::Status status = fails ? absl::UnavailableError("the test's store") : absl::Status();
   if (const auto* chain = std::get_if<BlockChain>(&call.what)) {
@@ -60,7 +60,7 @@ void FakeBlockStore::Answer(const Call& call) {
   }
 }
 
-ReserveAnswer FakeBlockStore::AnswerReserve(const BlockChain& chain) {
+ReserveAnswer FakeKvStore::AnswerReserve(const BlockChain& chain) {
   ReserveAnswer answer;
   for (size_t i = 0; i < chain.keys.size(); ++i) {
     ReservedBlock& result = answer.blocks.emplace_back();
@@ -86,7 +86,7 @@ ReserveAnswer FakeBlockStore::AnswerReserve(const BlockChain& chain) {
   return answer;
 }
 
-AcquireAnswer FakeBlockStore::AnswerAcquire(const StoreQuery& query) {
+AcquireAnswer FakeKvStore::AnswerAcquire(const StoreQuery& query) {
   AcquireAnswer answer;
   while (answer.kept < query.held && Find(query.chain, answer.kept) != nullptr) ++answer.kept;
   const Range all = Longest(query, /*lower=*/true);
@@ -112,7 +112,7 @@ AcquireAnswer FakeBlockStore::AnswerAcquire(const StoreQuery& query) {
   return answer;
 }
 
-FakeBlockStore::Range FakeBlockStore::Longest(const StoreQuery& query, bool lower) {
+FakeKvStore::Range FakeKvStore::Longest(const StoreQuery& query, bool lower) {
   const auto held = static_cast<size_t>(query.held);
   const auto window = static_cast<size_t>(query.window);
   Range longest = {held, held};
@@ -127,7 +127,7 @@ FakeBlockStore::Range FakeBlockStore::Longest(const StoreQuery& query, bool lowe
   return longest;
 }
 
-FakeBlockStore::Block* FakeBlockStore::Find(const BlockChain& chain, size_t index) {
+FakeKvStore::Block* FakeKvStore::Find(const BlockChain& chain, size_t index) {
   const auto found = blocks_.find(chain.keys[index]);
   if (found == blocks_.end()) return nullptr;
   const auto tokens = chain.tokens.begin() + static_cast<ptrdiff_t>(index * options_.block_tokens);
@@ -138,7 +138,7 @@ FakeBlockStore::Block* FakeBlockStore::Find(const BlockChain& chain, size_t inde
              : nullptr;
 }
 
-PinnedBlock FakeBlockStore::Pin(const Block& block, uint64_t request) {
+PinnedBlock FakeKvStore::Pin(const Block& block, uint64_t request) {
   PinnedBlock pinned{Hold({block.slot, false, {}, request}), block.checksum};
   if (!Chance(options_.lying_percent)) return pinned;
   ++lies_;
@@ -151,14 +151,14 @@ PinnedBlock FakeBlockStore::Pin(const Block& block, uint64_t request) {
   return pinned;
 }
 
-StorePlace FakeBlockStore::Hold(const Held& held) {
+StorePlace FakeKvStore::Hold(const Held& held) {
   if (!held.writing) ++uses_[held.slot];
   const uint64_t id = next_place_++;
   held_.emplace(id, held);
   return {arena_.data() + (options_.block_bytes * held.slot).count(), id};
 }
 
-FakeBlockStore::Held FakeBlockStore::Take(const StorePlace& place, bool writing) {
+FakeKvStore::Held FakeKvStore::Take(const StorePlace& place, bool writing) {
   const auto found = held_.find(place.id);
   PALIMPSEST_CHECK(found != held_.end() && found->second.writing == writing);
   const Held held = found->second;
@@ -166,12 +166,12 @@ FakeBlockStore::Held FakeBlockStore::Take(const StorePlace& place, bool writing)
   return held;
 }
 
-void FakeBlockStore::Unuse(size_t slot) {
+void FakeKvStore::Unuse(size_t slot) {
   PALIMPSEST_CHECK(uses_[slot] > 0);
   --uses_[slot];
 }
 
-void FakeBlockStore::Commit(std::vector<WrittenBlock> blocks) {
+void FakeKvStore::Commit(std::vector<WrittenBlock> blocks) {
   PALIMPSEST_CHECK(!blocks.empty());
   for (const WrittenBlock& written : blocks) {
     const Held held = Take(written.place, true);
@@ -187,7 +187,7 @@ void FakeBlockStore::Commit(std::vector<WrittenBlock> blocks) {
   }
 }
 
-void FakeBlockStore::Abort(std::vector<WrittenBlock> blocks) {
+void FakeKvStore::Abort(std::vector<WrittenBlock> blocks) {
   PALIMPSEST_CHECK(!blocks.empty());
   for (const WrittenBlock& written : blocks) {
     const Held held = Take(written.place, true);
@@ -197,12 +197,12 @@ void FakeBlockStore::Abort(std::vector<WrittenBlock> blocks) {
   }
 }
 
-void FakeBlockStore::Release(std::vector<StorePlace> places) {
+void FakeKvStore::Release(std::vector<StorePlace> places) {
   PALIMPSEST_CHECK(!places.empty());
   for (const StorePlace& place : places) Unuse(Take(place, false).slot);
 }
 
-void FakeBlockStore::EndRequest(const StoreRequestEnd& end) {
+void FakeKvStore::EndRequest(const StoreRequestEnd& end) {
   PALIMPSEST_CHECK(open_requests_.erase(end.request) == 1);
   for (const Call& call : calls_) {
     const auto* query = std::get_if<StoreQuery>(&call.what);
@@ -214,11 +214,11 @@ void FakeBlockStore::EndRequest(const StoreRequestEnd& end) {
   ended_requests_.push_back(end);
 }
 
-std::map<BlockKey, FakeBlockStore::Block>::iterator FakeBlockStore::AnyReady() {
+std::map<BlockKey, FakeKvStore::Block>::iterator FakeKvStore::AnyReady() {
   return std::next(blocks_.begin(), static_cast<ptrdiff_t>(random_() % blocks_.size()));
 }
 
-void FakeBlockStore::DropOne() {
+void FakeKvStore::DropOne() {
   if (blocks_.empty()) return;
   const auto block = AnyReady();
   if (!block->second.ready) return;
@@ -226,18 +226,18 @@ void FakeBlockStore::DropOne() {
   blocks_.erase(block);
 }
 
-void FakeBlockStore::DemoteOne() {
+void FakeKvStore::DemoteOne() {
   if (!blocks_.empty()) AnyReady()->second.lower = true;
 }
 
-void FakeBlockStore::Demote(const BlockChain& chain, int32_t first) {
+void FakeKvStore::Demote(const BlockChain& chain, int32_t first) {
   for (auto i = static_cast<size_t>(first); i < chain.keys.size(); ++i) {
     Block* const block = Find(chain, i);
     if (block != nullptr && block->ready) block->lower = true;
   }
 }
 
-void FakeBlockStore::Lose() {
+void FakeKvStore::Lose() {
   for (const auto& [key, block] : blocks_) {
     if (block.ready) Unuse(block.slot);
   }
@@ -248,7 +248,7 @@ void FakeBlockStore::Lose() {
   events_.push_back(StoreLost{});
 }
 
-void FakeBlockStore::Corrupt() {
+void FakeKvStore::Corrupt() {
   for (const auto& [key, block] : blocks_) {
     if (block.ready) arena_[(options_.block_bytes * block.slot).count()] ^= std::byte(1);
   }

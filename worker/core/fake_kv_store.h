@@ -1,8 +1,8 @@
-// A BlockStore for tests whose answers come when the test says so, in any order, and that may fail,
+// A KvStore for tests whose answers come when the test says so, in any order, and that may fail,
 // lie, lose blocks or have them in a lower tier. Aborts if a place is used otherwise than
-// block_store.h allows. Not thread-safe.
-#ifndef PALIMPSEST_WORKER_CORE_FAKE_BLOCK_STORE_H_
-#define PALIMPSEST_WORKER_CORE_FAKE_BLOCK_STORE_H_
+// kv_store.h allows. Not thread-safe.
+#ifndef PALIMPSEST_WORKER_CORE_FAKE_KV_STORE_H_
+#define PALIMPSEST_WORKER_CORE_FAKE_KV_STORE_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -14,11 +14,11 @@
 #include <vector>
 
 #include "common/bytes.h"
-#include "worker/core/block_store.h"
+#include "worker/core/kv_store.h"
 
 namespace palimpsest {
 
-class FakeBlockStore final : public BlockStore {
+class FakeKvStore final : public KvStore {
  public:
   struct Options {
     Bytes block_bytes;
@@ -29,7 +29,7 @@ class FakeBlockStore final : public BlockStore {
     int lying_percent = 0;    // of blocks that are found
   };
 
-  explicit FakeBlockStore(const Options& options);
+  explicit FakeKvStore(const Options& options);
 
   bool available() const override { return available_; }
   double answer_seconds() const override { return 0; }
@@ -124,4 +124,4 @@ class FakeBlockStore final : public BlockStore {
 
 }  // namespace palimpsest
 
-#endif  // PALIMPSEST_WORKER_CORE_FAKE_BLOCK_STORE_H_
+#endif  // PALIMPSEST_WORKER_CORE_FAKE_KV_STORE_H_
