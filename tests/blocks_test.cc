@@ -36,6 +36,7 @@ NodeOptions Options(NodeBackend backend, bool tiers, int sliding_window = 0) {
   NodeOptions options;
   options.backend = backend;
   options.sliding_window = sliding_window;
+  options.intermediate_size = 1024;
   options.tenants = {{.name = "alpha", .quota_slabs = Node::kImageSlabs + 5}};
   options.pool_slabs = Node::kImageSlabs + 5;
   options.engine = {"kv_low_water_slabs: 0", "kv_high_water_slabs: 4"};

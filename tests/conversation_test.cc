@@ -107,6 +107,7 @@ class ConversationTest : public ::testing::Test {
  protected:
   static NodeOptions Options(bool tiers) {
     NodeOptions options;
+    options.intermediate_size = 1024;
     options.tenants = {{.name = "alpha", .quota_slabs = Node::kImageSlabs + 5}};
     options.pool_slabs = Node::kImageSlabs + 5;
     options.engine = {"kv_low_water_slabs: 0", "kv_high_water_slabs: 4"};

@@ -73,6 +73,7 @@ class HeadGroupsTest : public ::testing::Test {
 
   static NodeOptions Options(const std::string& heads, const std::string& tier_one) {
     NodeOptions options;
+    options.intermediate_size = 1024;
     options.tenants = {{.name = "alpha", .quota_slabs = Node::kImageSlabs + 5}};
     options.pool_slabs = Node::kImageSlabs + 5;
     options.engine = {"kv_low_water_slabs: 0", "kv_high_water_slabs: 4"};

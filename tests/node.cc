@@ -80,10 +80,10 @@ ModelConfig TestModelConfig(const NodeOptions& options) {
   ModelConfig config = TinyModelConfig();
   config.num_layers = 8;
   config.hidden_size = 256;
-  config.num_heads = 4 * ranks;
+  config.num_heads = 256 / options.head_dim * ranks;
   config.num_kv_heads = 2 * ranks;
-  config.head_dim = 64;
-  config.intermediate_size = 768 * ranks;
+  config.head_dim = options.head_dim;
+  config.intermediate_size = options.intermediate_size * ranks;
   config.vocab_size = 256;
   config.max_position = options.max_sequence_tokens;
   if (options.sliding_window > 0) {
@@ -402,7 +402,7 @@ void Node::AwaitFastTiers() {
     return status.ok() && status->tiers_size() > 1 &&
            std::all_of(status->tiers().begin() + 1, status->tiers().end(),
                        [](const palimpsest::v1::TierMemory& tier) {
-                         return tier.serving() && tier.load_latency_seconds() < 2e-3;
+                         return tier.serving() && tier.load_latency_seconds() < 5e-4;
                        });
   });
 }

@@ -54,6 +54,10 @@ struct NodeOptions {
   // Beside workspaces, which workers have on a GPU; so are floors and quotas.
   int pool_slabs = 40;
   int max_sequence_tokens = 2048;
+  // Of the model; with 128, KV takes twice the bytes and a token as much time as with 64.
+  int head_dim = 64;
+  // Of the model. Tiers below T1 are worth their while only beside a model that takes some time.
+  int intermediate_size = 256;
   int sliding_window = 0;  // of the model, in tokens; 0: none
   std::vector<NodeTenant> tenants = {{"alpha"}, {"beta"}};
   // Lines of the broker's `policy` map, such as "revoke_deadline: 500ms".
@@ -86,8 +90,6 @@ class Node {
  public:
   // Slabs of the test model's image: embed, 8 layers and head, each less than one slab.
   static constexpr int kImageSlabs = 10;
-  // KV slabs of a sequence of 512 tokens.
-  static constexpr int kTokensPerSlab = 512;
 
   // Writes models, secrets and configs; starts nothing.
   explicit Node(NodeOptions options = {});

@@ -23,7 +23,8 @@ namespace {
 
 using palimpsest::v1::GetStatusResponse;
 
-constexpr int kFloor = 16;  // parameters, workspace and one sequence of 2,048 tokens
+constexpr int kFloor = 16;  // parameters, workspace and one sequence of kLongest tokens
+constexpr int kLongest = 1024;
 constexpr int kPool = 36;
 
 class NodeTest : public ::testing::TestWithParam<NodeBackend> {
@@ -41,6 +42,8 @@ class NodeTest : public ::testing::TestWithParam<NodeBackend> {
   static NodeOptions TwoTenants() {
     NodeOptions options = Options();
     options.pool_slabs = kPool;
+    options.head_dim = 128;
+    options.max_sequence_tokens = kLongest;
     options.tenants = {{.name = "alpha", .floor_slabs = kFloor},
                        {.name = "beta", .floor_slabs = kFloor}};
     return options;
@@ -72,7 +75,7 @@ TEST_P(NodeTest, ParametersGiveWayToKvAndComeBackWithoutChangingATokenOfEither) 
   node.Start();
   const std::vector<Node::Request> alpha_requests = {Story("alpha", 0, 200),
                                                      Story("alpha", 1, 200)};
-  const std::vector<Node::Request> beta_requests = Pressure(16, 900);
+  const std::vector<Node::Request> beta_requests = Pressure(16, 450);
   const std::vector<Generation> alpha_calm = Calm(node, alpha_requests);
   const std::vector<Generation> beta_calm = Calm(node, beta_requests);
   ASSERT_TRUE(alpha_calm[0].status.ok()) << alpha_calm[0].status;
@@ -103,8 +106,8 @@ TEST_P(NodeTest, BothTenantsUnderPressureAtOnceKeepTheirTokens) {
   node.Start();
   std::vector<Node::Request> requests;
   for (int i = 0; i < 8; ++i) {
-    requests.push_back(Story("alpha", i, 500));
-    requests.push_back(Story("beta", i, 500));
+    requests.push_back(Story("alpha", i, 250));
+    requests.push_back(Story("beta", i, 250));
     requests.back().temperature = 0.8f;
     requests.back().seed = 7 + i;
   }
@@ -133,8 +136,8 @@ TEST_P(NodeTest, SwappedKvKeepsTokensAndParametersStay) {
   node.Start();
   std::vector<Node::Request> requests;
   for (int i = 0; i < 9; ++i) {
-    requests.push_back(Story("alpha", i, 600));
-    requests.push_back(Story("beta", i, 600));
+    requests.push_back(Story("alpha", i, 300));
+    requests.push_back(Story("beta", i, 300));
   }
   const std::vector<Generation> calm = OneByOne(node, requests);
   const std::vector<Generation> pressed = AllAtOnce(node, requests);
@@ -165,12 +168,14 @@ TEST_P(NodeTest, SwappedKvKeepsTokensAndParametersStay) {
 TEST(KvInEightBitsTest, TenantsOfOneImageWithOtherKvKeepTheirTokens) {
   NodeOptions options;
   options.pool_slabs = kPool;
+  options.head_dim = 128;
+  options.max_sequence_tokens = kLongest;
   options.tenants = {{.name = "alpha", .floor_slabs = kFloor},
                      {.name = "beta", .floor_slabs = kFloor, .kv_dtype = "fp8_e4m3"}};
   Node node(options);
   node.Start();
-  std::vector<Node::Request> requests = Pressure(6, 300);
-  for (int i = 0; i < 2; ++i) requests.push_back(Story("alpha", i, 300));
+  std::vector<Node::Request> requests = Pressure(6, 150);
+  for (int i = 0; i < 2; ++i) requests.push_back(Story("alpha", i, 150));
   const std::vector<Generation> calm = OneByOne(node, requests);
   ExpectSameTokens(node, requests, calm, AllAtOnce(node, requests));
 }
@@ -178,12 +183,12 @@ TEST(KvInEightBitsTest, TenantsOfOneImageWithOtherKvKeepTheirTokens) {
 TEST_P(NodeTest, WorkerKilledInMidStreamReturnsItsSlabsAndLeavesTheOtherTenantAlone) {
   Node node(TwoTenants());
   node.Start();
-  const Generation alpha_calm = Calm(node, {Story("alpha", 0, 1500)})[0];
+  const Generation alpha_calm = Calm(node, {Story("alpha", 0, 750)})[0];
   const Generation beta_calm = Calm(node, {Story("beta", 0, 100)})[0];
   ASSERT_TRUE(alpha_calm.status.ok()) << alpha_calm.status;
 
-  auto alpha = node.GenerateAsync(Story("alpha", 0, 1500));
-  Node::Request doomed = Story("beta", 1, 1800);
+  auto alpha = node.GenerateAsync(Story("alpha", 0, 750));
+  Node::Request doomed = Story("beta", 1, 900);
   std::atomic<bool> started = false;
   doomed.on_message = [&](const Generation&) { return started = true; };
   auto beta = node.GenerateAsync(doomed);
@@ -207,7 +212,7 @@ TEST_P(NodeTest, WorkerKilledInMidStreamReturnsItsSlabsAndLeavesTheOtherTenantAl
 TEST_P(NodeTest, BrokerKilledWhileBothStreamCostsNeitherARequestNorASlab) {
   Node node(TwoTenants());
   node.Start();
-  const std::vector<Node::Request> requests = {Story("alpha", 0, 1800), Story("beta", 0, 1800)};
+  const std::vector<Node::Request> requests = {Story("alpha", 0, 900), Story("beta", 0, 900)};
   const std::vector<Generation> calm = Calm(node, requests);
 
   std::atomic<int> streaming = 0;
@@ -243,7 +248,7 @@ TEST_P(NodeTest, WorkerThatDoesNotAnswerARevokeIsKilledAndItsMemoryGoesToTheOthe
   options.policy = {"revoke_deadline: 500ms"};
   Node node(options);
   node.Start();
-  const std::vector<Node::Request> requests = Pressure(16, 900);
+  const std::vector<Node::Request> requests = Pressure(16, 450);
   const std::vector<Generation> calm = CalmAnswersThenStopIdleAlpha(node, requests);
   SteadyPressure pressure(node, requests);
   node.Await("alpha's end", [&] { return node.worker("alpha")->handle().Exited(); });
@@ -266,11 +271,11 @@ TEST_P(NodeTest, WorkerThatHangsInMidStreamLosesItsMemoryToTheTenantThatNeedsIt)
   options.policy = {"revoke_deadline: 500ms"};
   Node node(options);
   node.Start();
-  const std::vector<Node::Request> requests = Pressure(16, 900);
+  const std::vector<Node::Request> requests = Pressure(16, 450);
   const std::vector<Generation> calm = Calm(node, requests);
   ASSERT_TRUE(node.Generate(Story("alpha", 0, 4)).status.ok());
 
-  Node::Request doomed = Story("alpha", 1, 1900);
+  Node::Request doomed = Story("alpha", 1, 950);
   std::atomic<bool> started = false;
   doomed.on_message = [&](const Generation&) { return started = true; };
   auto alpha = node.GenerateAsync(doomed);
@@ -297,8 +302,8 @@ TEST_P(NodeTest, WorkerThatHangsInMidStreamLosesItsMemoryToTheTenantThatNeedsIt)
 TEST_P(NodeTest, BrokerThatStandsStillIsNoticedAndPickedUpAgain) {
   Node node(TwoTenants());
   node.Start();
-  const std::vector<Node::Request> requests = {Story("alpha", 0, 1800), Story("beta", 0, 1800)};
-  const std::vector<Node::Request> pressure_requests = Pressure(16, 900);
+  const std::vector<Node::Request> requests = {Story("alpha", 0, 900), Story("beta", 0, 900)};
+  const std::vector<Node::Request> pressure_requests = Pressure(16, 450);
   // On this node, which then holds all KV that they need while nobody can grant any.
   const std::vector<Generation> calm = OneByOne(node, requests);
   const std::vector<Generation> pressure_calm = Calm(node, pressure_requests);
@@ -349,7 +354,7 @@ TEST_P(NodeTest, BrokerThatStoodStillBlamesNobodyForIt) {
   options.policy = {"revoke_deadline: 3s"};
   Node node(options);
   node.Start();
-  const std::vector<Node::Request> requests = Pressure(16, 900);
+  const std::vector<Node::Request> requests = Pressure(16, 450);
   const std::vector<Generation> calm = CalmAnswersThenStopIdleAlpha(node, requests);
   SteadyPressure pressure(node, requests);
   node.Await("a revoke that is not answered",
@@ -455,7 +460,7 @@ TEST_P(NodeTest, PinnedTenantKeepsItsParametersAndTheOtherOneStillFinishes) {
   options.tenants[0].pin = true;
   Node node(options);
   node.Start();
-  const std::vector<Node::Request> requests = Pressure(16, 900);
+  const std::vector<Node::Request> requests = Pressure(16, 450);
   const std::vector<Generation> calm = Calm(node, requests);
   std::atomic<bool> taken = false;
   auto pressure = std::async(std::launch::async, [&] { return AllAtOnce(node, requests); });
