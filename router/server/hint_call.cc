@@ -18,16 +18,18 @@ namespace {
 
 // Longest that a worker's answer is awaited.
 constexpr absl::Duration kPatience = absl::Seconds(5);
-// Calls under way at once, of all tenants.
-constexpr int32_t kMostHints = 1024;
 
 // The calls to the workers, which keep it.
 class Hints {
  public:
   Hints(RouterContext& router, grpc::ServerUnaryReactor* reactor,
-        v1::HintConversationResponse& response,
+        v1::HintConversationResponse& response, std::string tenant,
         std::vector<std::shared_ptr<v1::Worker::Stub>> stubs)
-      : router_(router), reactor_(reactor), response_(response), unanswered_(stubs.size()) {
+      : router_(router),
+        reactor_(reactor),
+        response_(response),
+        tenant_(std::move(tenant)),
+        unanswered_(stubs.size()) {
     for (std::shared_ptr<v1::Worker::Stub>& stub : stubs) {
       calls_.push_back(std::make_unique<Call>());
       calls_.back()->stub = std::move(stub);
@@ -72,13 +74,14 @@ class Hints {
       if (!any_) result = failure_;
       response_.set_blocks(blocks_);
     }
-    --router_.hints;
+    router_.hints.End(tenant_);
     reactor_->Finish(ToGrpcStatus(result));
   }
 
   RouterContext& router_;
   grpc::ServerUnaryReactor* const reactor_;
   v1::HintConversationResponse& response_;
+  const std::string tenant_;
   std::vector<std::unique_ptr<Call>> calls_;
   Mutex mutex_;
   size_t unanswered_ ABSL_GUARDED_BY(mutex_);
@@ -88,17 +91,15 @@ class Hints {
 };
 
 absl::StatusOr<std::vector<std::shared_ptr<v1::Worker::Stub>>> Workers(
-    const RouterContext& router, const grpc::CallbackServerContext& context,
+    const RouterContext& router, const std::string& tenant,
     const v1::HintConversationRequest& request) {
-  const absl::StatusOr<std::string> tenant = router.Authenticate(context);
-  if (!tenant.ok()) return tenant.status();
-  const absl::StatusOr<const ServedModel*> model = router.models.Find(*tenant, request.model());
+  const absl::StatusOr<const ServedModel*> model = router.models.Find(tenant, request.model());
   if (!model.ok()) return model.status();
   if (absl::Status name = CheckName("conversation_id", request.conversation_id()); !name.ok()) {
     return name;
   }
   if (absl::Status action = ToCacheAction(request.action()).status(); !action.ok()) return action;
-  auto stubs = router.workers.HealthyStubs(*tenant, (*model)->name);
+  auto stubs = router.workers.HealthyStubs(tenant, (*model)->name);
   if (stubs.empty()) {
     return absl::UnavailableError(
         absl::StrCat("no worker of model '", (*model)->name, "' is healthy now"));
@@ -113,20 +114,25 @@ grpc::ServerUnaryReactor* HintConversation(RouterContext& router,
                                            const v1::HintConversationRequest& request,
                                            v1::HintConversationResponse& response) {
   grpc::ServerUnaryReactor* const reactor = context->DefaultReactor();
-  auto stubs = Workers(router, *context, request);
+  const absl::StatusOr<std::string> tenant = router.Authenticate(*context);
+  if (!tenant.ok()) {
+    reactor->Finish(ToGrpcStatus(tenant.status()));
+    return reactor;
+  }
+  auto stubs = Workers(router, *tenant, request);
   absl::Status status = stubs.status();
-  if (status.ok() && ++router.hints > kMostHints) {
-    --router.hints;
-    status = absl::ResourceExhaustedError(
-        absl::StrCat(kMostHints, " hints are under way: try again in a moment"));
+  if (status.ok() && !router.hints.Begin(*tenant)) {
+    status = absl::ResourceExhaustedError(absl::StrCat(HintsUnderWay::kMost, " hints of tenant '",
+                                                       *tenant,
+                                                       "' are under way: try again in a moment"));
   }
   if (!status.ok()) {
     reactor->Finish(ToGrpcStatus(status));
     return reactor;
   }
   const absl::Time deadline = std::min(DeadlineOf(*context), router.clock.Now() + kPatience);
-  Hints::Start(std::make_shared<Hints>(router, reactor, response, *std::move(stubs)), request,
-               deadline);
+  Hints::Start(std::make_shared<Hints>(router, reactor, response, *tenant, *std::move(stubs)),
+               request, deadline);
   return reactor;
 }
 

@@ -47,6 +47,19 @@ void CallRegistry::LeaveSilentWorkers(absl::Time now, absl::Duration timeout) {
   }
 }
 
+bool HintsUnderWay::Begin(const std::string& tenant) {
+  MutexLock lock(&mutex_);
+  int32_t& count = counts_[tenant];
+  if (count >= kMost) return false;
+  ++count;
+  return true;
+}
+
+void HintsUnderWay::End(const std::string& tenant) {
+  MutexLock lock(&mutex_);
+  --counts_[tenant];
+}
+
 absl::StatusOr<std::string> RouterContext::Authenticate(
     const grpc::CallbackServerContext& call) const {
   const auto found = call.client_metadata().find("authorization");

@@ -4,7 +4,6 @@
 
 #include <grpcpp/server_context.h>
 
-#include <atomic>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -50,6 +49,20 @@ class CallRegistry {
   std::unordered_set<GenerateCall*> calls_ ABSL_GUARDED_BY(mutex_);
 };
 
+// Calls of HintConversation that have not ended. Thread-safe.
+class HintsUnderWay {
+ public:
+  static constexpr int32_t kMost = 256;  // of one tenant, so that none takes another's
+
+  // Whether there may be one more; it must End.
+  bool Begin(const std::string& tenant);
+  void End(const std::string& tenant);
+
+ private:
+  Mutex mutex_;
+  std::map<std::string, int32_t> counts_ ABSL_GUARDED_BY(mutex_);
+};
+
 // Outlives every call. Its members are thread-safe.
 struct RouterContext {
   const Clock& clock;
@@ -61,7 +74,7 @@ struct RouterContext {
   WorkerPool& workers;
   RetryPolicy retry;
   CallRegistry calls;
-  std::atomic<int32_t> hints{0};  // calls of HintConversation that have not ended
+  HintsUnderWay hints;
 
   // The tenant that the call's bearer token belongs to.
   absl::StatusOr<std::string> Authenticate(const grpc::CallbackServerContext& call) const;
