@@ -55,9 +55,9 @@ setup || fail "nothing is missing, yet it failed"
 [ ! -s "$calls" ] || fail "nothing is missing, yet it called for changes"
 
 for file in clang_pch precompiled_headers.h; do
-  cmp -s "tools/bazel/$file" "$cache/bin/$file" || fail "$file is not where builds look for it"
+  cmp -s "tools/bazel/$file" "$cache/clang-19/$file" || fail "$file is not where builds look for it"
 done
-grep -qx -e "build --repo_env=CC=$cache/bin/clang_pch" setup.bazelrc || fail "builds do not go by clang_pch"
+grep -qx -e "build --repo_env=CC=$cache/clang-19/clang_pch" setup.bazelrc || fail "builds do not go by clang_pch"
 
 machine
 lacks cmake

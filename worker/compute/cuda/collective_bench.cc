@@ -322,7 +322,7 @@ absl::StatusOr<Json> MeasureCollectives(const std::vector<int>& devices) {
       ok = ok && *right;
       if (!*right) json["wrong_norms"].push_back({rows, size});
       auto time = (*exchange)->Microseconds(
-          // By name: clang 14 captures no structured bindings.
+          // By name: clang-tidy 14 captures no structured bindings.
           [rows = rows, size = size](void* data, void* whole, Collective& collective,
                                      cudaStream_t stream) {
             return collective.AllReduceNorm(data, {whole, whole, rows, size, 1e-5f}, stream);
