@@ -6,6 +6,7 @@
 #include <poll.h>
 #include <unistd.h>
 
+#include <cstdlib>
 #include <string>
 #include <utility>
 #include <vector>
@@ -32,8 +33,14 @@ struct PeerProcess {
     UniqueFd to(ends[1]);
     std::vector<std::string> argv = {"broker/tier/remote/peer_process"};
     argv.insert(argv.end(), arguments.begin(), arguments.end());
-    absl::StatusOr<ChildProcess> child =
-        ChildProcess::Spawn({.argv = std::move(argv), .output = to.get()});
+    // Under sanitizers the tests' own UCX must leave mmap alone, and the peer's must too.
+    constexpr char kHooks[] = "UCX_MEM_MMAP_HOOK_MODE";
+    std::vector<std::string> environment;
+    if (const char* const hooks = std::getenv(kHooks)) {
+      environment.push_back(absl::StrCat(kHooks, "=", hooks));
+    }
+    absl::StatusOr<ChildProcess> child = ChildProcess::Spawn(
+        {.argv = std::move(argv), .environment = environment, .output = to.get()});
     if (!child.ok()) return child.status();
     to.Reset();
     std::string line;
