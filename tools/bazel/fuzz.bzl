@@ -1,22 +1,23 @@
 """Fuzz targets: libFuzzer binaries under --config=fuzz, short deterministic tests otherwise."""
 
-def cc_fuzz_test(name, srcs, corpus = [], deps = [], data = [], tags = [], **kwargs):
+def cc_fuzz_test(name, srcs, deps = [], data = [], tags = [], **kwargs):
     """A cc_test over a source that defines LLVMFuzzerTestOneInput.
 
-    Under a plain `bazel test` it runs every corpus file and a few thousand seeded mutations of them.
-    For a real campaign:
+    The corpus to start from is what lies in testdata/NAME of the package; none is an error. Under a
+    plain `bazel test` every file of it runs and a few thousand seeded mutations of them. For a real
+    campaign:
       bazel build --config=fuzz //PACKAGE:NAME
-      bazel-bin/PACKAGE/NAME -max_total_time=60 SCRATCH_FOLDER CORPUS_FOLDER
+      bazel-bin/PACKAGE/NAME -max_total_time=60 SCRATCH_FOLDER PACKAGE/testdata/NAME
 
     Args:
       name: the target's name.
       srcs: sources; one of them defines LLVMFuzzerTestOneInput.
-      corpus: files to start from, e.g. glob(["testdata/NAME/**"]).
       deps: libraries under test.
       data: other files read while running.
       tags: as of cc_test.
       **kwargs: passed on to cc_test.
     """
+    corpus = native.glob(["testdata/%s/**" % name], allow_empty = False)
     native.cc_test(
         name = name,
         srcs = srcs,

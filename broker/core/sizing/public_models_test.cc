@@ -1,5 +1,5 @@
-// The shapes of public models, as their config.json has them (testdata), and what the engine here
-// makes of those that it runs.
+// The shapes of public models, as their config.json has them (testdata, which fuzzing starts from
+// too), and what the engine here makes of those that it runs.
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -17,7 +17,7 @@ namespace palimpsest {
 namespace {
 
 constexpr int64_t kBlockTokens = 16;
-constexpr char kConfigs[] = "broker/core/sizing/testdata/";
+constexpr char kConfigs[] = "broker/core/sizing/testdata/model_shape_fuzz/";
 
 std::string ReadText(const std::string& path) {
   auto text = ReadFile(path, MiB(16));
