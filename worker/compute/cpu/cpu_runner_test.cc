@@ -234,6 +234,36 @@ TEST_P(CpuRunnerOf, BitsDoNotDependOnChunkingBatchThreadsOrInstructionSet) {
   }
 }
 
+// There is no second copy of a weight, whatever was computed before: what is mapped is what counts.
+TEST_P(CpuRunnerOf, WeightsAreThoseThatLieInTheParameterRegionDuringTheStep) {
+  std::mt19937 random(9);
+  const ModelConfig config = RandomConfig(GetParam(), random);
+  TestModel model(config, 1);
+  const TestModel other(config, 2);
+  const std::vector<TokenId> tokens = RandomTokens(config, 40, random);
+  const auto logits = [&](Bench& bench, const Sequence& opened) {
+    Sequence s = opened;
+    bench.Step({&s}, {39});
+    bench.Step({&s}, {1});
+    return s.logits;
+  };
+  Bench bench(model, 2, 16, 1);
+  const Sequence s = bench.Open(tokens);
+  const std::vector<std::byte> image(model.image(), model.image() + model.layout().total.count());
+  const auto first = logits(bench, s);
+  for (const StagePlacement& stage : model.layout().stages) {
+    const int64_t slab = model.layout().slab_bytes.count();
+    const int64_t begin = stage.first_slab * slab;
+    std::copy_n(other.image() + begin, stage.slab_count * slab, model.image() + begin);
+    EXPECT_NE(logits(bench, s), first) << stage.name;
+    // What has never seen other weights.
+    Bench fresh(model, 2, 16, 1);
+    EXPECT_EQ(logits(bench, s), logits(fresh, fresh.Open(tokens))) << stage.name;
+    std::copy_n(image.data() + begin, stage.slab_count * slab, model.image() + begin);
+    EXPECT_EQ(logits(bench, s), first) << stage.name;
+  }
+}
+
 // Opens stage after stage, notes the order, and can refuse one.
 class RecordingGate : public ParameterGate {
  public:

@@ -55,6 +55,7 @@ class TestModel {
   const ModelConfig& config() const { return config_; }
   const ImageLayout& layout() const { return layout_; }
   const std::byte* image() const { return image_.data(); }
+  std::byte* image() { return image_.data(); }
 
   // Logits after each token, computed in float64; keys and values are rounded as
   // the KV cache does.
