@@ -50,6 +50,8 @@ class FakeBroker : public v1::Broker::Service {
     response->set_peer_slabs(peer_slabs);
     alpha->set_peer_image_slabs(peer_slabs / 2);
     alpha->set_kv_slabs(7);
+    alpha->set_grants_in_flight(5);
+    alpha->set_revokes_in_flight(2);
     alpha->mutable_load()->set_active(true);
     alpha->mutable_load()->set_waiting_sequences(3);
     v1::TenantMemory* beta = response->add_tenants();
@@ -118,10 +120,15 @@ class FakeRouter : public v1::Router::Service {
     response->set_tenant("alpha");
     response->set_requests_in_flight(4);
     response->set_request_limit(256);
+    response->set_requests_waiting(9);
+    response->set_queue_limit(64);
     v1::WorkerStatus* worker = response->add_workers();
     worker->set_model("smol");
     worker->set_address("127.0.0.1:9110");
     worker->set_healthy(true);
+    worker->set_requests_in_flight(6);
+    worker->set_running_sequences(8);
+    worker->set_waiting_sequences(11);
     return grpc::Status::OK;
   }
 

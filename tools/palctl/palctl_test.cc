@@ -56,12 +56,22 @@ TEST_F(Palctl, StatusAsJsonHasEverything) {
   EXPECT_EQ(status["tenants"][0]["tenant"], "alpha");
   EXPECT_EQ(status["tenants"][0]["parameter_slabs"], 128);
   EXPECT_EQ(status["tenants"][0]["waiting_sequences"], 3);
+  EXPECT_EQ(status["tenants"][0]["grants_in_flight"], 5);
+  EXPECT_EQ(status["tenants"][0]["revokes_in_flight"], 2);
   EXPECT_EQ(status["tenants"][1]["attached"], false);
   EXPECT_EQ(status["transfers"][0]["kind"], "revoke");
   EXPECT_EQ(status["transfers"][0]["role"], "parameter");
   EXPECT_EQ(status["transfers"][0]["reason"], "kv_demand");
   ASSERT_EQ(status["router"].size(), 1);
+  EXPECT_EQ(status["router"][0]["tenant"], "alpha");
+  EXPECT_EQ(status["router"][0]["requests_in_flight"], 4);
+  EXPECT_EQ(status["router"][0]["request_limit"], 256);
+  EXPECT_EQ(status["router"][0]["requests_waiting"], 9);
+  EXPECT_EQ(status["router"][0]["queue_limit"], 64);
   EXPECT_EQ(status["router"][0]["workers"][0]["healthy"], true);
+  EXPECT_EQ(status["router"][0]["workers"][0]["requests_in_flight"], 6);
+  EXPECT_EQ(status["router"][0]["workers"][0]["running_sequences"], 8);
+  EXPECT_EQ(status["router"][0]["workers"][0]["waiting_sequences"], 11);
   EXPECT_EQ(status["router_errors"][0]["tenant"], "beta");
 }
 
