@@ -17,7 +17,8 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT / "tools"))
 sys.dont_write_bytecode = True
 
-import quickstart  # noqa: E402
+from demo import node, questions  # noqa: E402
+from demo.answers import lead  # noqa: E402
 
 REFERENCE = ROOT / "tests/data/smollm2/reference.json"
 # Of the CPU runner's test on the same reference.
@@ -37,7 +38,7 @@ def compare(case, record):
     expected, got = case["greedy_ids"], record["token_ids"]
     for i, (a, b) in enumerate(zip(expected, got)):
         if a != b:
-            behind = quickstart.lead(record["logprobs"][i], a)
+            behind = lead(record["logprobs"][i], a)
             note = f"token {i} is {b} instead of {a}, by {behind:.3g}; least margin {case['min_margin']}"
             return behind < 2 * LOGIT_ERROR and case["min_margin"] < 2 * LOGIT_ERROR, i, note
     return expected == got[:len(expected)], len(expected), ""
@@ -46,17 +47,17 @@ def compare(case, record):
 def main():
     backend = sys.argv[1] if len(sys.argv) > 1 else "cuda"
     folder = pathlib.Path(tempfile.mkdtemp(prefix="palimpsest-", dir="/tmp"))
-    binaries = ROOT / ("bin" if quickstart.PACKED else "bazel-bin")
-    cluster = quickstart.Cluster(folder / "node", binaries, backend, True)
+    binaries = ROOT / ("bin" if node.PACKED else "bazel-bin")
+    cluster = node.Cluster(folder / "node", binaries, backend, True)
     if cluster.dummy or not (cluster.model / "model.safetensors").exists():
         say("weights", True, note=f"not run: {cluster.model} has no weights")
         return 0
     cluster.prepare()
     try:
-        quickstart.run_node(cluster)
+        cluster.start_all()
         tokens = exact = 0
         for case in json.loads(REFERENCE.read_text())["cases"]:
-            process = quickstart.generate(cluster, "alpha", 64, case["question"])
+            process = questions.generate(cluster, "alpha", 64, case["question"])
             out, error = process.communicate()
             if process.returncode != 0:
                 say("answer", False, note=error.strip())
