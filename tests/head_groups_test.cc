@@ -45,7 +45,8 @@ class HeadGroupsTest : public ::testing::Test {
     profile.samples = 1;
     for (int head = 0; head < 16; ++head) {
       const int rank = head * 7 % 16;
-      profile.mass.push_back(std::exp2(static_cast<float>(10 * (rank / 4 - 3))));
+      const int exponent = 10 * (rank / 4 - 3);
+      profile.mass.push_back(std::exp2(static_cast<float>(exponent)));
     }
     profile.effect = profile.mass;
     return profile;
