@@ -10,40 +10,20 @@
 #include "gtest/gtest.h"
 #include "proto/palimpsest/v1/block_store.grpc.pb.h"
 #include "tests/node.h"
+#include "tests/node_tiers.h"
 
 namespace palimpsest {
 namespace {
-
-// Longer than the KV slabs of the quota hold beside another one.
-std::string LongText(int number) {
-  std::string text = absl::StrCat("Story ", number, ". ");
-  while (text.size() < 900) {
-    absl::StrAppend(&text, "In year ", 1000 + 37 * number + text.size(), " it rained. ");
-  }
-  return text;
-}
-
-// A tier whose speed is the same on any machine: how fast a disk is decides whether so small a
-// model's blocks are worth their way there.
-constexpr char kBelow[] =
-    "cxl: {bytes: 256 MiB, emulated: {bytes_per_second: 4 GiB, latency: 10us}}";
 
 Node::Request Ask(const std::string& text, int max_tokens = 24) {
   return {.tenant = "alpha", .text = text, .max_tokens = max_tokens};
 }
 
 NodeOptions Options(NodeBackend backend, bool tiers, int sliding_window = 0) {
-  NodeOptions options;
+  NodeOptions options = ScarceKv();
   options.backend = backend;
   options.sliding_window = sliding_window;
-  options.intermediate_size = 1024;
-  options.tenants = {{.name = "alpha", .quota_slabs = Node::kImageSlabs + 5}};
-  options.pool_slabs = Node::kImageSlabs + 5;
-  options.engine = {"kv_low_water_slabs: 0", "kv_high_water_slabs: 4"};
-  if (tiers) {
-    options.tiers = {"dram: {bytes: 64 MiB, chunk_bytes: 16 MiB}", kBelow, "staging: 16 MiB",
-                     "policy: lru"};
-  }
+  if (tiers) AddTiers(options);
   return options;
 }
 
@@ -69,16 +49,6 @@ class BlocksTest : public ::testing::TestWithParam<NodeBackend> {
   static void ExpectSame(const Generation& expected, const Generation& got) {
     ASSERT_TRUE(got.status.ok()) << got.status;
     EXPECT_TRUE(SameTokens(GetParam(), expected, got));
-  }
-
-  // Alpha's row of a tier; empty until it has one.
-  static v1::TenantTier Row(Node& node, const std::string& tier) {
-    const auto status = node.BrokerStatus();
-    if (!status.ok()) return {};
-    for (const v1::TierMemory& memory : status->tiers()) {
-      if (memory.tier() == tier && memory.tenants_size() > 0) return memory.tenants(0);
-    }
-    return {};
   }
 
   static void Trim(Node& node) {
@@ -117,14 +87,14 @@ TEST_P(BlocksTest, SecondTurnComesBackFromHostMemoryAndFromBelow) {
 
   Node node(Options(GetParam(), /*tiers=*/true));
   node.Start();
-  node.AwaitFastTiers();
+  AwaitFastTiers(node);
   ExpectSame(calm[0], node.Generate(requests[0]));
-  node.Await("the first turn in T1", [&] { return Row(node, "dram").blocks() >= 50; });
+  node.Await("the first turn in T1", [&] { return TierRow(node, "dram").blocks() >= 50; });
   Evict(node);
   const Generation again = node.Generate(requests[1]);
   ExpectSame(calm[1], again);
   EXPECT_GT(again.usage.cached_tokens(), 800u);
-  EXPECT_GE(Row(node, "dram").hit_blocks(), 50u);
+  EXPECT_GE(TierRow(node, "dram").hit_blocks(), 50u);
 
   Evict(node);
   Trim(node);
@@ -132,15 +102,15 @@ TEST_P(BlocksTest, SecondTurnComesBackFromHostMemoryAndFromBelow) {
   // none.
   const bool host = GetParam() == NodeBackend::kHost;
   node.Await("everything to leave T1", [&] {
-    return Row(node, "dram").blocks() == 0 && (!host || Row(node, "cxl").blocks() >= 50);
+    return TierRow(node, "dram").blocks() == 0 && (!host || TierRow(node, "cxl").blocks() >= 50);
   });
   // Blocks that come up need a chunk that is there, which a request brings about and the next uses.
   node.Await("a chunk of T1", [&] {
     EXPECT_TRUE(node.Generate(Ask(LongText(950), 8)).status.ok());
-    return Row(node, "dram").blocks() >= 50;
+    return TierRow(node, "dram").blocks() >= 50;
   });
   ExpectSame(calm[2], node.Generate(requests[2]));
-  if (host) EXPECT_GT(Row(node, "cxl").promoted_blocks(), 0u);
+  if (host) EXPECT_GT(TierRow(node, "cxl").promoted_blocks(), 0u);
   EXPECT_TRUE(node.StopAll().ok());
 }
 
@@ -155,25 +125,26 @@ TEST_P(BlocksTest, SlidingWindowComesBackWithoutWhatItDoesNotSee) {
 
   Node node(Options(GetParam(), /*tiers=*/true, kWindow));
   node.Start();
-  node.AwaitFastTiers();
+  AwaitFastTiers(node);
   ExpectSame(calm[0], node.Generate(requests[0]));
-  node.Await("the first turn in T1", [&] { return Row(node, "dram").blocks() >= 50; });
+  node.Await("the first turn in T1", [&] { return TierRow(node, "dram").blocks() >= 50; });
   Evict(node);
-  const uint64_t before = Row(node, "dram").hit_blocks();
+  const uint64_t before = TierRow(node, "dram").hit_blocks();
   const Generation again = node.Generate(requests[1]);
   ExpectSame(calm[1], again);
   EXPECT_GT(again.usage.cached_tokens(), 800u);
-  EXPECT_EQ(Row(node, "dram").hit_blocks() - before, 8u);
+  EXPECT_EQ(TierRow(node, "dram").hit_blocks() - before, 8u);
 
   Evict(node);
   Trim(node);
-  node.Await("everything below T1",
-             [&] { return Row(node, "dram").blocks() == 0 && Row(node, "cxl").blocks() >= 50; });
+  node.Await("everything below T1", [&] {
+    return TierRow(node, "dram").blocks() == 0 && TierRow(node, "cxl").blocks() >= 50;
+  });
   EXPECT_TRUE(node.Generate(Ask(LongText(950), 8)).status.ok());
-  node.Await("a chunk of T1", [&] { return Row(node, "dram").blocks() >= 50; });
+  node.Await("a chunk of T1", [&] { return TierRow(node, "dram").blocks() >= 50; });
   ExpectSame(calm[2], node.Generate(requests[2]));
-  EXPECT_GT(Row(node, "cxl").promoted_blocks(), 0u);
-  EXPECT_LE(Row(node, "cxl").promoted_blocks(), 8u);
+  EXPECT_GT(TierRow(node, "cxl").promoted_blocks(), 0u);
+  EXPECT_LE(TierRow(node, "cxl").promoted_blocks(), 8u);
   EXPECT_TRUE(node.StopAll().ok());
 }
 
@@ -195,7 +166,7 @@ TEST_P(BlocksTest, PreemptedSequencesResumeFromHostMemory) {
     preemptions += got.usage.preemptions();
   }
   EXPECT_GT(preemptions, 0u);
-  EXPECT_GT(Row(node, "dram").hit_blocks(), 0u) << "no other request begins like them";
+  EXPECT_GT(TierRow(node, "dram").hit_blocks(), 0u) << "no other request begins like them";
   EXPECT_TRUE(node.StopAll().ok());
 }
 
@@ -216,7 +187,7 @@ TEST_P(BlocksTest, WorkerKilledWhileItStoresLosesNothingButThat) {
     node.AwaitServing();
     for (size_t i = 0; i < requests.size(); ++i) ExpectSame(calm[i], node.Generate(requests[i]));
   }
-  EXPECT_GT(Row(node, "dram").hit_blocks(), 0u);
+  EXPECT_GT(TierRow(node, "dram").hit_blocks(), 0u);
   EXPECT_TRUE(node.StopAll().ok());
 }
 
@@ -236,7 +207,7 @@ TEST_P(BlocksTest, BrokerThatDiesTakesTheTiersWithItAndNoToken) {
   for (size_t i = 0; i < requests.size(); ++i) ExpectSame(calm[i], node.Generate(requests[i]));
   node.Await("blocks in the new broker's T1", [&] {
     EXPECT_TRUE(node.Generate(requests[0]).status.ok());
-    return Row(node, "dram").blocks() > 0;
+    return TierRow(node, "dram").blocks() > 0;
   });
   EXPECT_TRUE(node.StopAll().ok());
 }

@@ -15,6 +15,7 @@
 #include "common/mutex.h"
 #include "proto/palimpsest/v1/block_store.grpc.pb.h"
 #include "tests/node.h"
+#include "tests/node_tiers.h"
 
 namespace palimpsest {
 namespace {
@@ -89,32 +90,11 @@ class Watcher {
   std::map<v1::Tier, Keys> keys_ ABSL_GUARDED_BY(mu_);
 };
 
-// Longer than the KV slabs of the quota hold beside another one.
-std::string LongText(int number) {
-  std::string text = absl::StrCat("Tale ", number, ". ");
-  while (text.size() < 900) {
-    absl::StrAppend(&text, "In year ", 1000 + 37 * number + text.size(), " it snowed. ");
-  }
-  return text;
-}
-
-// A tier whose speed is the same on any machine: how fast a disk is decides whether so small a
-// model's blocks are worth their way there.
-constexpr char kBelow[] =
-    "cxl: {bytes: 256 MiB, emulated: {bytes_per_second: 4 GiB, latency: 10us}}";
-
 class ConversationTest : public ::testing::Test {
  protected:
   static NodeOptions Options(bool tiers) {
-    NodeOptions options;
-    options.intermediate_size = 1024;
-    options.tenants = {{.name = "alpha", .quota_slabs = Node::kImageSlabs + 5}};
-    options.pool_slabs = Node::kImageSlabs + 5;
-    options.engine = {"kv_low_water_slabs: 0", "kv_high_water_slabs: 4"};
-    if (tiers) {
-      options.tiers = {"dram: {bytes: 64 MiB, chunk_bytes: 16 MiB}", kBelow, "staging: 16 MiB",
-                       "policy: lru"};
-    }
+    NodeOptions options = ScarceKv();
+    if (tiers) AddTiers(options);
     return options;
   }
 
@@ -172,7 +152,7 @@ TEST_F(ConversationTest, HintsBringItsBlocksBackAndReleaseThem) {
   }
   Node node(Options(/*tiers=*/true));
   node.Start();
-  node.AwaitFastTiers();
+  AwaitFastTiers(node);
   const auto admin = Admin(node);
   Watcher watcher(*admin);
 
@@ -216,7 +196,7 @@ TEST_F(ConversationTest, HintsBringItsBlocksBackAndReleaseThem) {
 TEST_F(ConversationTest, ItsBlocksAreBackWhenItIsExpectedToGoOn) {
   Node node(Options(/*tiers=*/true));
   node.Start();
-  node.AwaitFastTiers();
+  AwaitFastTiers(node);
   const auto admin = Admin(node);
   Watcher watcher(*admin);
   Node::Request request = Turn(LongText(1));
@@ -235,7 +215,7 @@ TEST_F(ConversationTest, ItsBlocksAreBackWhenItIsExpectedToGoOn) {
 TEST_F(ConversationTest, WhatIsToBecomeOfARequestIsDoneAtItsEnd) {
   Node node(Options(/*tiers=*/true));
   node.Start();
-  node.AwaitFastTiers();
+  AwaitFastTiers(node);
   const auto admin = Admin(node);
   Watcher watcher(*admin);
   Node::Request request = Turn(LongText(1));

@@ -10,28 +10,15 @@
 #include "common/file.h"
 #include "gtest/gtest.h"
 #include "tests/node.h"
+#include "tests/node_tiers.h"
 #include "worker/core/head_profile.h"
 
 namespace palimpsest {
 namespace {
 
-// Longer than the KV slabs of the quota hold beside another one.
-std::string LongText(int number) {
-  std::string text = absl::StrCat("Story ", number, ". ");
-  while (text.size() < 900) {
-    absl::StrAppend(&text, "In year ", 1000 + 37 * number + text.size(), " it rained. ");
-  }
-  return text;
-}
-
 Node::Request Ask(const std::string& text, int max_tokens = 24) {
   return {.tenant = "alpha", .text = text, .max_tokens = max_tokens};
 }
-
-// A tier whose speed is the same on any machine: how fast a disk is decides whether so small a
-// model's blocks are worth their way there.
-constexpr char kBelow[] =
-    "cxl: {bytes: 256 MiB, emulated: {bytes_per_second: 4 GiB, latency: 10us}}";
 
 class HeadGroupsTest : public ::testing::Test {
  protected:
@@ -73,33 +60,18 @@ class HeadGroupsTest : public ::testing::Test {
   }
 
   static NodeOptions Options(const std::string& heads, const std::string& tier_one) {
-    NodeOptions options;
-    options.intermediate_size = 1024;
-    options.tenants = {{.name = "alpha", .quota_slabs = Node::kImageSlabs + 5}};
-    options.pool_slabs = Node::kImageSlabs + 5;
-    options.engine = {"kv_low_water_slabs: 0", "kv_high_water_slabs: 4"};
+    NodeOptions options = ScarceKv();
     if (heads.empty()) return options;
     const std::string file = ::testing::TempDir() + "head_profile.json";
     EXPECT_TRUE(WriteFileAtomically(file, Profile().ToJson()).ok());
     options.engine.push_back(absl::StrCat("heads: {profile: ", file, ", ", heads, "}"));
-    options.tiers = {absl::StrCat("dram: {bytes: ", tier_one, ", chunk_bytes: 4 MiB}"), kBelow,
-                     "staging: 16 MiB", "policy: lru"};
+    AddTiers(options, absl::StrCat("bytes: ", tier_one, ", chunk_bytes: 4 MiB"));
     return options;
   }
 
   static void ExpectSame(const Generation& expected, const Generation& got) {
     ASSERT_TRUE(got.status.ok()) << got.status;
     EXPECT_TRUE(SameTokens(NodeBackend::kHost, expected, got));
-  }
-
-  // Alpha's row of a tier; empty until it has one.
-  static v1::TenantTier Row(Node& node, const std::string& tier) {
-    const auto status = node.BrokerStatus();
-    if (!status.ok()) return {};
-    for (const v1::TierMemory& memory : status->tiers()) {
-      if (memory.tier() == tier && memory.tenants_size() > 0) return memory.tenants(0);
-    }
-    return {};
   }
 };
 
@@ -111,11 +83,11 @@ TEST_F(HeadGroupsTest, BlocksComeBackFromTheirParts) {
   // By masses as they are sampled, once there are enough.
   Node node(Options("groups: 4, tier_1_bytes: 1 MiB, sample_every: 1", "64 MiB"));
   node.Start();
-  node.AwaitFastTiers();
+  AwaitFastTiers(node);
   ExpectSame(calm[0], node.Generate(Requests()[0]));
   // The parts of 56 full blocks of the prompt at least, of which 64 have room.
-  node.Await("parts below", [&] { return Row(node, "cxl").blocks() >= 4 * 56 - 64; });
-  EXPECT_GE(Row(node, "dram").blocks(), 4 * 56u) << "none is gone before its room is needed";
+  node.Await("parts below", [&] { return TierRow(node, "cxl").blocks() >= 4 * 56 - 64; });
+  EXPECT_GE(TierRow(node, "dram").blocks(), 4 * 56u) << "none is gone before its room is needed";
   Evict(node);
   const Generation again = node.Generate(Requests()[1]);
   ExpectSame(calm[1], again);
@@ -127,22 +99,22 @@ TEST_F(HeadGroupsTest, HottestPartsStayInATierOneThatHasNoRoomForAll) {
   const std::vector<Generation> calm = Calm();
   Node node(Options("groups: 4, tier_1_bytes: 6 MiB", "12 MiB"));
   node.Start();
-  node.AwaitFastTiers();
+  AwaitFastTiers(node);
   ExpectSame(calm[0], node.Generate(Requests()[0]));
   Evict(node);
   // Five conversations of 56 full blocks at least; the parts that are worth most have 6 MiB.
   const uint64_t kept = (6u << 20) / kPartBytes;
   node.Await("what has no room below",
-             [&] { return Row(node, "cxl").blocks() >= uint64_t{5 * 4 * 56} - kept; });
-  const v1::TenantTier above = Row(node, "dram"), below = Row(node, "cxl");
+             [&] { return TierRow(node, "cxl").blocks() >= uint64_t{5 * 4 * 56} - kept; });
+  const v1::TenantTier above = TierRow(node, "dram"), below = TierRow(node, "cxl");
   EXPECT_LE(above.used_bytes(), 12u << 20);
   std::cout << "tier 1 has " << above.blocks() << " parts in " << above.used_bytes()
             << " bytes, the tier below " << below.blocks() << " in " << below.used_bytes() << "\n";
   ExpectSame(calm[1], node.Generate(Requests()[1]));
   // The hot part of each block was where it had been, though its conversation idled longest; what
   // was missing came up.
-  EXPECT_GE(Row(node, "dram").hit_blocks(), above.hit_blocks() + 50);
-  EXPECT_GT(Row(node, "cxl").promoted_blocks(), 0u);
+  EXPECT_GE(TierRow(node, "dram").hit_blocks(), above.hit_blocks() + 50);
+  EXPECT_GT(TierRow(node, "cxl").promoted_blocks(), 0u);
   EXPECT_TRUE(node.StopAll().ok());
 }
 

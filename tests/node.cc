@@ -396,17 +396,6 @@ TenantMemory Node::Tenant(const std::string& name) {
   return {};
 }
 
-void Node::AwaitFastTiers() {
-  Await("measuring that tiers are fast", [&] {
-    const auto status = BrokerStatus();
-    return status.ok() && status->tiers_size() > 1 &&
-           std::all_of(status->tiers().begin() + 1, status->tiers().end(),
-                       [](const palimpsest::v1::TierMemory& tier) {
-                         return tier.serving() && tier.load_latency_seconds() < 5e-4;
-                       });
-  });
-}
-
 void Node::Await(const std::string& what, const std::function<bool()>& condition,
                  absl::Duration timeout) {
   const absl::Time deadline = MonotonicNow() + timeout;

@@ -56,9 +56,8 @@ struct NodeOptions {
   int max_sequence_tokens = 2048;
   // Of the model; with 128, KV takes twice the bytes and a token as much time as with 64.
   int head_dim = 64;
-  // Of the model. Tiers below T1 are worth their while only beside a model that takes some time.
-  int intermediate_size = 256;
-  int sliding_window = 0;  // of the model, in tokens; 0: none
+  int intermediate_size = 256;  // of the model; a step's time grows with it
+  int sliding_window = 0;       // of the model, in tokens; 0: none
   std::vector<NodeTenant> tenants = {{"alpha"}, {"beta"}};
   // Lines of the broker's `policy` map, such as "revoke_deadline: 500ms".
   std::vector<std::string> policy;
@@ -119,10 +118,6 @@ class Node {
   absl::StatusOr<palimpsest::v1::GetStatusResponse> BrokerStatus();
   // The tenant's row of BrokerStatus; fails the test if there is none.
   palimpsest::v1::TenantMemory Tenant(const std::string& name);
-
-  // Until the broker has measured that all tiers below T1 are fast: a machine that was busy when
-  // they were opened makes it think that so small a model's blocks are not worth their way there.
-  void AwaitFastTiers();
 
   // Fails the test with `what`, what the broker says and the logs' ends if `condition` does not
   // hold within `timeout`. It is evaluated again and again, with nothing but a short poll in
