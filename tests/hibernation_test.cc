@@ -130,9 +130,11 @@ TEST_P(HibernationTest, ChildDiesWithItsParentAndASleeperStopsAtOnce) {
   node.KillWorker("alpha");
   AwaitSleep(node);
   node.StartWorker("alpha");
-  node.AwaitReady();
+  // The router may not have heard yet that the first one is gone.
+  node.AwaitServing();
   AwaitSleep(node);
-  EXPECT_TRUE(node.StopAll().ok());
+  const absl::Status stopped = node.StopAll();
+  EXPECT_TRUE(stopped.ok()) << stopped;
 }
 
 }  // namespace
